@@ -1,0 +1,1 @@
+"""The Gradio app comes here: label what the camera sees, watch it learn, manage classes and memory."""
