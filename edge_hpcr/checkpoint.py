@@ -1,0 +1,111 @@
+"""A folder that is whole or absent: tensors as safetensors, the rest as JSON, never a pickle.
+
+A checkpoint is written to a temporary folder beside its place, flushed to disk, and renamed. `checkpoint.json` carries
+the SHA-256 of every other file, so that a file that was cut short or changed is found and named before it is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from edge_hpcr import __version__
+from edge_hpcr.errors import UserError
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder: a rename alone may reach the disk before the contents do."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".previous")
+
+
+def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+    """Write `facts` and one safetensors file for each group of `arrays`; replaces an older checkpoint there."""
+    folder = Path(folder)
+    temporary = folder.with_name(f"{folder.name}.writing-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, group in arrays.items():
+            save_file({key: np.ascontiguousarray(value) for key, value in group.items()}, temporary / f"{name}.safetensors")
+        hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        index = {"format": FORMAT, "version": __version__, "sha256": hashes, "facts": facts}
+        (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
+        for path in [*temporary.iterdir(), temporary]:
+            flush_to_disk(path)
+        _swap_in(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"cannot write the checkpoint {folder}: {error.strerror or error}; is there room, and a right to write?") from error
+
+
+def _swap_in(temporary: Path, folder: Path) -> None:
+    # A folder cannot replace another one in a single step. Whenever the power goes, either name holds a whole
+    # checkpoint, and `read` looks at both.
+    previous = _previous(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+    temporary.rename(folder)
+    flush_to_disk(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def exists(folder: Path) -> bool:
+    return any((place / INDEX).is_file() for place in (Path(folder), _previous(Path(folder))))
+
+
+def remove(folder: Path) -> None:
+    for place in (Path(folder), _previous(Path(folder))):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
+    folder = Path(folder)
+    place = folder if (folder / INDEX).is_file() else _previous(folder)
+    try:
+        index = json.loads((place / INDEX).read_text())
+        written_format, hashes, facts = index["format"], index["sha256"], index["facts"]
+    except FileNotFoundError:
+        raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint") from None
+    if written_format != FORMAT:
+        raise UserError(
+            f"checkpoint {place} has format {written_format}, this version ({__version__}) reads format {FORMAT}: "
+            f"use the version that wrote it ({index.get('version', 'unknown')})"
+        )
+    arrays = {}
+    for name, expected in hashes.items():
+        path = place / name
+        if not path.is_file():
+            raise UserError(f"damaged checkpoint: {path} is missing; use an older checkpoint")
+        if sha256(path) != expected:
+            raise UserError(f"damaged checkpoint: {path} was cut short or changed; use an older checkpoint")
+        try:
+            arrays[path.stem] = load_file(path)
+        except SafetensorError as error:
+            raise UserError(f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint") from None
+    return arrays, facts

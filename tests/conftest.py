@@ -1,0 +1,43 @@
+"""What the tests share: real digits, small learners, one thread."""
+
+import numpy as np
+import pytest
+import torch
+
+from edge_hpcr.data import Dataset, load
+from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.memory import MemoryConfig
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    # A small network is faster on one thread, and the results do not depend on the machine's number of cores.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load("digits")
+
+
+@pytest.fixture
+def small_learner():
+    """A function that makes a learner of 8x8 images; keywords set fields of its LearnerConfig."""
+
+    def make(**options) -> Learner:
+        options = {"height": 8, "width": 8, "nf": 4, "memory": MemoryConfig(samples=23), **options}
+        return Learner(LearnerConfig(**options), device="cpu")
+
+    return make
+
+
+@pytest.fixture
+def digit_batches(digits):
+    """A function that gives batches of ten images of the named digits, in a fixed order."""
+
+    def batches(classes: list[int], count: int, start: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+        chosen = np.flatnonzero(np.isin(digits.train_labels, classes))[start * 10 :]
+        parts = [chosen[i * 10 : i * 10 + 10] for i in range(count)]
+        return [(digits.train_images[part], digits.train_labels[part]) for part in parts]
+
+    return batches

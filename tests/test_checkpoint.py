@@ -1,0 +1,122 @@
+"""A checkpoint is whole or absent, and says so when somebody damaged it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from edge_hpcr import checkpoint
+from edge_hpcr.errors import UserError
+
+ARRAYS = {"network": {"weight": np.arange(6, dtype=np.float32)}, "memory": {}}
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 3})
+    arrays, facts = checkpoint.read(tmp_path / "c")
+    np.testing.assert_array_equal(arrays["network"]["weight"], ARRAYS["network"]["weight"])
+    assert arrays["memory"] == {}
+    assert facts == {"step": 3}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
+
+
+def test_a_newer_checkpoint_replaces_the_older_one_and_leaves_nothing_behind(tmp_path):
+    for step in range(3):
+        checkpoint.write(tmp_path / "c", ARRAYS, {"step": step})
+    assert checkpoint.read(tmp_path / "c")[1] == {"step": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
+
+
+def test_no_file_of_it_is_a_pickle(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {})
+    assert {path.suffix for path in (tmp_path / "c").iterdir()} == {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("keep", [0, 5, -1])
+@pytest.mark.parametrize("name", ["network.safetensors", "checkpoint.json"])
+def test_a_file_cut_short_is_named(tmp_path, name, keep):
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 1})
+    path = tmp_path / "c" / name
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=f"damaged checkpoint: .*{name}"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_a_changed_byte_is_found(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {})
+    path = tmp_path / "c" / "network.safetensors"
+    contents = bytearray(path.read_bytes())
+    contents[-3] ^= 1
+    path.write_bytes(contents)
+    with pytest.raises(UserError, match=r"network\.safetensors was cut short or changed"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {})
+    (tmp_path / "c" / "network.safetensors").unlink()
+    with pytest.raises(UserError, match=r"network\.safetensors is missing"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_a_checkpoint_of_another_format_names_the_version_that_wrote_it(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {})
+    index = json.loads((tmp_path / "c" / checkpoint.INDEX).read_text())
+    (tmp_path / "c" / checkpoint.INDEX).write_text(json.dumps(index | {"format": 99, "version": "7.0"}))
+    with pytest.raises(UserError, match=r"format 99.*7\.0"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_no_checkpoint_at_all_is_said(tmp_path):
+    assert not checkpoint.exists(tmp_path / "c")
+    with pytest.raises(UserError, match="no checkpoint at"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_a_place_that_cannot_be_written_is_named_and_left_clean(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        checkpoint.write(tmp_path / "file" / "c", ARRAYS, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_after_a_kill_between_the_two_renames_the_previous_one_is_read(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 1})
+    (tmp_path / "c").rename(tmp_path / "c.previous")
+    assert checkpoint.exists(tmp_path / "c")
+    assert checkpoint.read(tmp_path / "c")[1] == {"step": 1}
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 2})
+    assert checkpoint.read(tmp_path / "c")[1] == {"step": 2}
+
+
+def test_killed_at_any_moment_a_whole_checkpoint_is_there(tmp_path):
+    """A real process writes one checkpoint after the other and is killed; what is read back is one of them, whole."""
+    program = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from edge_hpcr import checkpoint
+        for step in range(10**6):
+            checkpoint.write(Path(sys.argv[1]), {"a": {"x": np.full(50_000, step)}}, {"step": step})
+            print(step, flush=True)
+        """
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "c")], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(int(rng.integers(2, 12))):
+            acknowledged = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        rest = process.communicate()[0].split()
+        acknowledged = int(rest[-1]) if rest else acknowledged
+        arrays, facts = checkpoint.read(tmp_path / "c")
+        assert facts["step"] >= acknowledged
+        assert (arrays["a"]["x"] == facts["step"]).all()

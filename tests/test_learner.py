@@ -1,0 +1,292 @@
+"""The learner as its users meet it: observe, predict, classes that come and go, checkpoints that lose nothing."""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+from edge_hpcr import learner as learner_module
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
+from edge_hpcr.memory import MemoryConfig
+
+FAR_TOO_LARGE_RATE = 1e30
+
+
+def weights(learner: Learner) -> dict[str, np.ndarray]:
+    """Everything that the learner's future depends on, as arrays."""
+    everything = {f"live.{k}": v for k, v in learner.network.state_dict().items()}
+    if learner.average is not None:
+        everything |= {f"average.{k}": v for k, v in learner.average.network.state_dict().items()}
+    everything |= {f"optimiser.{k}": v for k, v in learner.optimiser.state().items()}
+    arrays = {name: tensor.clone().numpy() for name, tensor in everything.items()}
+    memory, facts = learner.memory.state()
+    return arrays | {f"memory.{k}": np.array(v) for k, v in memory.items()} | {"seen": np.array(facts["seen"])}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_the_docstring_example_holds():
+    outcome = doctest.testmod(learner_module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_it_learns_to_tell_digits_apart_that_arrive_one_pair_after_the_other(small_learner, digits, digit_batches):
+    learner = small_learner(nf=8, memory=MemoryConfig(samples=60))
+    for pair in ([0, 1], [2, 3], [4, 5]):
+        for images, labels in digit_batches(pair, 28):
+            learner.observe(images, labels)
+    chosen = np.isin(digits.test_labels, [0, 1, 2, 3, 4, 5])
+    answer = learner.predict(digits.test_images[chosen], averaged=True)
+    by_class = [float((answer.best == d)[digits.test_labels[chosen] == d].mean()) for d in range(6)]
+    assert np.mean(by_class) > 0.5  # chance is 0.17
+    assert min(by_class[:2]) > 0.4  # the first pair has not been forgotten
+
+
+def test_a_class_id_is_not_a_column_and_keeps_its_meaning(small_learner, digit_batches):
+    learner = small_learner()
+    for images, labels in digit_batches([3, 8], 10):
+        learner.observe(images, np.where(labels == 3, 1_000_003, 17))
+    answer = learner.predict(digit_batches([3, 8], 1)[0][0])
+    assert sorted(learner.class_ids) == [17, 1_000_003]
+    assert set(answer.best.tolist()) <= {17, 1_000_003}
+    assert answer.class_ids.tolist() == learner.class_ids
+
+
+def test_scores_are_probabilities_and_similarity_is_the_cosine_to_the_nearest_proxy(small_learner, digit_batches):
+    learner = small_learner()
+    for images, labels in digit_batches([0, 1, 2], 6):
+        learner.observe(images, labels)
+    images = digit_batches([0, 1, 2], 1)[0][0]
+    answer = learner.predict(images)
+    np.testing.assert_allclose(answer.scores.sum(1), 1, rtol=1e-5)
+    with torch.no_grad():
+        features = learner.network.eval().features(learner.to_device(images)).numpy()
+    proxies = learner.network.proxies.detach().numpy()
+    cosines = features @ proxies.T / np.linalg.norm(features, axis=1)[:, None] / np.linalg.norm(proxies, axis=1)
+    np.testing.assert_allclose(answer.similarity, cosines.max(1), atol=1e-5)
+
+
+def test_the_answer_for_an_image_does_not_depend_on_its_neighbours_or_on_the_batch_size(small_learner, digits, digit_batches):
+    learner = small_learner()
+    for images, labels in digit_batches([0, 1], 4):
+        learner.observe(images, labels)
+    many = digits.test_images[:300]  # more than one prediction batch
+    together = learner.predict(many)
+    alone = np.concatenate([learner.predict(many[i : i + 1]).scores for i in (0, 255, 256, 299)])
+    np.testing.assert_allclose(together.scores[[0, 255, 256, 299]], alone, atol=1e-5)
+
+
+def test_predicting_changes_nothing(small_learner, digits, digit_batches):
+    learner = small_learner()
+    for images, labels in digit_batches([0, 1], 4):
+        learner.observe(images, labels)
+    before, random_state = weights(learner), learner.rng.bit_generator.state
+    learner.predict(digits.test_images[:20])
+    learner.predict(digits.test_images[:20], averaged=True)
+    assert_same(before, weights(learner))
+    assert random_state == learner.rng.bit_generator.state
+
+
+def test_a_new_class_leaves_old_proxies_and_what_is_said_of_old_classes_alone(small_learner, digit_batches):
+    learner = small_learner()
+    batches = digit_batches([0, 1], 6)
+    for images, labels in batches:
+        learner.observe(images, labels)
+    before = learner.predict(batches[0][0])
+    proxies = learner.network.proxies.detach().clone()
+    learner.add_class(9)
+    after = learner.predict(batches[0][0])
+    assert torch.equal(learner.network.proxies[:2], proxies)
+    ratio = after.scores[:, 0] / after.scores[:, 1]
+    np.testing.assert_allclose(ratio, before.scores[:, 0] / before.scores[:, 1], rtol=1e-3)
+    assert after.scores.shape[1] == 3
+
+
+def test_the_memory_records_what_the_steps_own_forward_pass_said_of_the_plain_images(small_learner, digit_batches):
+    learner = small_learner(views=False)
+    images, labels = digit_batches([0, 1], 1)[0]
+    for class_id in (0, 1):
+        learner.add_class(class_id)
+    network_before = {k: v.clone() for k, v in learner.network.state_dict().items()}
+    learner.observe(images, labels)
+    kept = learner.memory.at(np.arange(len(learner.memory)))
+    learner.network.load_state_dict(network_before)
+    with torch.no_grad():
+        expected = learner.network.train().features(learner.to_device(images))
+        logits = learner.network.logits(expected).numpy()
+    order = kept.ids  # the first batch's ids are its positions
+    np.testing.assert_allclose(kept.logits, logits[order], atol=2e-2)  # 16 bits
+    unit = expected.numpy() / np.linalg.norm(expected.numpy(), axis=1, keepdims=True)
+    np.testing.assert_allclose(kept.features, unit[order], atol=2e-3)
+    np.testing.assert_array_equal(kept.images, images[order])
+
+
+def test_dropping_a_class_forgets_it_everywhere_and_learning_goes_on(small_learner, digit_batches):
+    learner = small_learner(optimiser="adam", lr=0.001)
+    for images, labels in digit_batches([0, 1, 2], 8):
+        learner.observe(images, labels)
+    held = int(learner.memory.class_counts()[learner.column(1)])
+    kept_proxy = learner.network.proxies[learner.column(2)].detach().clone()
+    assert learner.drop_class(1) == held > 0
+    assert 1 not in learner.class_ids
+    assert torch.equal(learner.network.proxies[learner.column(2)], kept_proxy)
+    assert learner.predict(digit_batches([0, 2], 1)[0][0]).scores.shape[1] == 2
+    for images, labels in digit_batches([0, 2], 4):
+        assert np.isfinite(learner.observe(images, labels).loss)
+    with pytest.raises(UserError, match="unknown class 1"):
+        learner.column(1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="the paper's settings"),
+        pytest.param({"optimiser": "adam", "lr": 0.001}, id="an optimiser with a state of its own"),
+        pytest.param({"memory": MemoryConfig(bytes=9_000, codec="webp")}, id="an encoded memory in bytes"),
+        pytest.param({"method": "er", "ema_decay": None}, id="another method, no average"),
+        pytest.param({"method": "finetune"}, id="no memory"),
+    ],
+)
+def test_a_restored_learner_continues_bit_for_bit(small_learner, digit_batches, tmp_path, options):
+    learner = small_learner(**options)
+    for images, labels in digit_batches([0, 1], 7):
+        learner.observe(images, labels)
+    learner.save(tmp_path / "saved", {"position": 7})
+    restored, notes = Learner.load(tmp_path / "saved", device="cpu")
+    assert notes == {"position": 7}
+    assert_same(weights(learner), weights(restored))
+    # New classes included: their first proxies come out of the restored random numbers.
+    for images, labels in [*digit_batches([0, 1], 2, start=7), *digit_batches([2, 3], 5)]:
+        assert learner.observe(images, labels).loss == restored.observe(images, labels).loss
+    assert_same(weights(learner), weights(restored))
+
+
+def test_two_learners_with_the_same_seed_are_the_same_and_with_another_are_not(small_learner, digit_batches):
+    def after_training(seed: int) -> np.ndarray:
+        torch.manual_seed(np.random.default_rng().integers(1000))  # a global seed must not matter
+        learner = small_learner(seed=seed)
+        for images, labels in digit_batches([0, 1], 5):
+            learner.observe(images, labels)
+        return weights(learner)["live.proxies"]
+
+    np.testing.assert_array_equal(after_training(1), after_training(1))
+    assert not np.array_equal(after_training(1), after_training(2))
+
+
+def test_one_image_alone_can_be_learned_from_the_first_step_on(small_learner, digit_batches):
+    for views in (True, False):
+        learner = small_learner(views=views)
+        images, labels = digit_batches([0, 1], 1)[0]
+        for i in range(6):
+            report = learner.observe(images[i : i + 1], labels[i : i + 1])
+            assert np.isfinite(report.loss)
+        answer = learner.predict(images)
+        assert np.isfinite(answer.scores).all()
+        assert all(torch.isfinite(v).all() for v in learner.network.state_dict().values())
+
+
+def test_the_first_step_with_an_empty_memory_learns_from_the_incoming_images(small_learner, digit_batches):
+    learner = small_learner()
+    before = learner.network.stem.weight.detach().clone()
+    report = learner.observe(*digit_batches([0, 1], 1)[0])
+    assert report.replayed == 0
+    assert not torch.equal(before, learner.network.stem.weight)
+    assert learner.observe(*digit_batches([0, 1], 1, start=1)[0]).replayed == 10
+
+
+def test_batch_norm_statistics_are_taken_apart_or_together_as_asked(small_learner, digit_batches):
+    def statistics_after_two_steps(mode: str) -> torch.Tensor:
+        learner = small_learner(batch_norm=mode)
+        for images, labels in digit_batches([0, 1], 2):
+            learner.observe(images, labels)
+        return learner.network.stem_bn.num_batches_tracked
+
+    assert statistics_after_two_steps("separate") == 3  # the first step has no replayed group
+    assert statistics_after_two_steps("joint") == 2
+
+
+def test_the_average_follows_the_weights_slowly(small_learner, digit_batches):
+    learner = small_learner(ema_decay=0.9)
+    expected = learner.network.stem.weight.detach().clone()
+    for step, (images, labels) in enumerate(digit_batches([0, 1], 30)):
+        learner.observe(images, labels)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * learner.network.stem.weight.detach()
+    torch.testing.assert_close(learner.average.network.stem.weight, expected)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_learner, digit_batches):
+    learner = small_learner()
+    batches = digit_batches([0, 1], 4)
+    for images, labels in batches[:2]:
+        learner.observe(images, labels)
+    with torch.no_grad():
+        learner.network.stem_bn.weight.fill_(float("inf"))
+    before, random_state = weights(learner), learner.rng.bit_generator.state
+    with pytest.raises(LossNotFinite, match="at step 2"):
+        learner.observe(*batches[2])
+    assert_same(before, weights(learner))
+    assert random_state == learner.rng.bit_generator.state
+    assert learner.step == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        # wrong size
+        (np.zeros((2, 9, 8, 3), np.uint8), [0, 1], r"shape \(2, 9, 8, 3\)"),
+        # channels first
+        (np.zeros((2, 3, 8, 8), np.uint8), [0, 1], "shape"),
+        # floats, which may be NaN
+        (np.full((2, 8, 8, 3), np.nan, np.float32), [0, 1], "float32"),
+        # not an array
+        ([[1, 2], [3, 4]], [0, 1], "list"),
+        # nothing
+        (np.zeros((0, 8, 8, 3), np.uint8), [], "empty batch"),
+        # one label too few
+        (np.zeros((2, 8, 8, 3), np.uint8), [0], "2 class ids"),
+        # names instead of ids
+        (np.zeros((2, 8, 8, 3), np.uint8), ["cat", "dog"], "class ids"),
+        (np.zeros((2, 8, 8, 3), np.uint8), [0, -1], "not negative"),
+    ],
+)
+def test_bad_batches_are_refused_in_one_line_and_change_nothing(small_learner, images, labels, message):
+    learner = small_learner()
+    before = weights(learner)
+    with pytest.raises(UserError, match=message) as refusal:
+        learner.observe(images, labels)
+    assert "\n" not in str(refusal.value)
+    assert_same(before, weights(learner))
+    assert learner.class_ids == []
+
+
+def test_a_budget_too_small_for_one_sample_a_class_is_refused_before_the_class_exists(small_learner, digit_batches):
+    learner = small_learner(memory=MemoryConfig(samples=2))
+    with pytest.raises(UserError, match="3 classes"):
+        learner.observe(*digit_batches([0, 1, 2], 1)[0])
+    assert len(learner.class_ids) == learner.network.num_classes == learner.memory.num_classes == 2
+
+
+def test_predicting_without_a_class_or_without_an_average_says_what_to_do(small_learner, digit_batches):
+    learner = small_learner(ema_decay=None)
+    images, labels = digit_batches([0, 1], 1)[0]
+    with pytest.raises(UserError, match="knows no class"):
+        learner.predict(images)
+    learner.observe(images, labels)
+    with pytest.raises(UserError, match="ema_decay"):
+        learner.predict(images, averaged=True)
+
+
+def test_an_unknown_device_or_an_absent_gpu_is_named():
+    with pytest.raises(UserError, match="unknown device 'tpu'"):
+        Learner(LearnerConfig(), device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no usable CUDA GPU"):
+            Learner(LearnerConfig(), device="cuda")
