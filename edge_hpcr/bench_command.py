@@ -1,0 +1,207 @@
+"""`python -m edge_hpcr bench`: from the command line to runs, one process a seed."""
+
+import argparse
+import ast
+import multiprocessing
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from edge_hpcr import checkpoint, data, methods, presets, report
+from edge_hpcr.bench import Interrupted, Run, RunConfig, finished_result, make_config
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import LearnerConfig
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.units import parse_bytes
+
+EXAMPLES = """\
+examples:
+  python -m edge_hpcr bench --dataset digits --method hpcr            the embedded data, in seconds
+  python -m edge_hpcr bench --preset paper/cifar10-200 --seeds 3      a cell of the paper's table
+  python -m edge_hpcr bench --dataset cifar10 --budget 2.59MB --codec webp
+  python -m edge_hpcr bench --dataset cifar10 --buffer 200 --set schedule=cosine --set batch_norm=joint
+
+A run that was stopped (Ctrl-C, a power cut) continues when the same command is given again.
+"""
+DEFAULT_BUFFER = 200
+_LEARNER_OPTIONS = ("views", "replay", "nf", "tau", "optimiser", "lr", "batch_norm", "ema_decay")
+_MEMORY_OPTIONS = ("precision",)
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="run a split benchmark",
+        description="Learn a dataset task by task in a single pass, and test after each task.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--preset", metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}")
+    what.add_argument("--dataset", metavar="NAME", help=", ".join(data.DATASETS))
+    what.add_argument("--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)")
+    what.add_argument("--tasks", type=int, metavar="N", help="number of tasks (default: the paper's)")
+    what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
+    what.add_argument("--validation", action="store_true", help="test on a held-out tenth of the training set instead")
+    memory = parser.add_argument_group("memory")
+    size = memory.add_mutually_exclusive_group()
+    size.add_argument("--buffer", type=_positive, metavar="SAMPLES", help=f"number of samples (default: {DEFAULT_BUFFER})")
+    size.add_argument("--budget", metavar="BYTES", help="everything that is kept of samples, like 2MB")
+    memory.add_argument("--codec", default="raw", help="how images are kept: raw, webp, jpeg, png (default: raw)")
+    memory.add_argument("--quality", type=int, default=MemoryConfig.quality, help="of webp and jpeg (default: %(default)s)")
+    how = parser.add_argument_group("how to run")
+    seeds = how.add_mutually_exclusive_group()
+    seeds.add_argument("--seeds", type=_positive, metavar="N", help="run seeds 0 to N-1")
+    seeds.add_argument("--seed", type=int, metavar="K", help="run one seed (default: 0)")
+    how.add_argument("--jobs", type=_positive, metavar="N", help="seeds at a time (default: one a core)")
+    how.add_argument("--threads", type=_positive, metavar="N", default=1, help="threads a run (default: 1)")
+    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    how.add_argument("--root", type=Path, metavar="DIR", help="where datasets are (default: $EDGE_HPCR_DATA or ./datasets)")
+    how.add_argument("--out", type=Path, metavar="DIR", default=Path("runs"), help="where results go (default: runs)")
+    how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=_settings_help())
+    how.add_argument("--fresh", action="store_true", help="forget an earlier run of the same name")
+    parser.set_defaults(func=command)
+
+
+def _settings_help() -> str:
+    options = sorted({field.name for name in methods.NAMES for field in fields(methods.method_class(name).Config)})
+    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def command(arguments: argparse.Namespace) -> int:
+    runs = configure(arguments)
+    out: Path = arguments.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write results to {out}: {error.strerror}; choose another folder with --out") from None
+    data.load(runs[0].dataset, arguments.root)  # missing or damaged data: say so once, not once a process
+    for run in runs:
+        if arguments.fresh:
+            (out / f"{run.name}.json").unlink(missing_ok=True)
+            checkpoint.remove(out / f"{run.name}.checkpoint")
+    waiting = [run for run in runs if finished_result(run, out) is None]
+    for run in runs:
+        if run not in waiting:
+            print(f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)", file=sys.stderr)
+    finished = _run_all(waiting, out, arguments.root, arguments.jobs or os.cpu_count() or 1)
+    if not finished:
+        print("stopped and saved; the same command continues", file=sys.stderr)
+        return 1
+    results = [result for run in runs if (result := finished_result(run, out)) is not None]
+    print(report.table(results))
+    return 0
+
+
+def configure(arguments: argparse.Namespace) -> list[RunConfig]:
+    """The runs that a command line asks for, one a seed."""
+    setting = presets.preset(arguments.preset) if arguments.preset else None
+    dataset = arguments.dataset or (setting.dataset if setting else None)
+    if dataset is None:
+        raise UserError(f"name a dataset (--dataset {'|'.join(data.DATASETS)}) or a preset (--preset {next(iter(presets.PRESETS))})")
+    if setting and dataset != setting.dataset:
+        raise UserError(f"--dataset {dataset} contradicts --preset {arguments.preset}: leave one of them out")
+    data.registry.info(dataset)
+    kind = methods.method_class(arguments.method)
+    method_fields = {field.name for field in fields(kind.Config)}
+    defaults = setting.method_options if setting else presets.METHOD_OPTIONS.get(dataset, {})
+    method_options = {key: value for key, value in defaults.items() if key in method_fields}
+    learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
+    memory_options: dict[str, Any] = {"codec": arguments.codec, "quality": arguments.quality}
+    for key, value in map(parse_setting, arguments.settings):
+        if key in method_fields:
+            method_options[key] = value
+        elif key in _LEARNER_OPTIONS:
+            learner_options[key] = value
+        elif key in _MEMORY_OPTIONS:
+            memory_options[key] = value
+        else:
+            known = sorted({*method_fields, *_LEARNER_OPTIONS, *_MEMORY_OPTIONS})
+            raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
+    _check_types(learner_options)
+    if arguments.budget:
+        memory = MemoryConfig(bytes=parse_bytes(arguments.budget), **memory_options)
+    else:
+        buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
+        memory = MemoryConfig(samples=buffer, **memory_options)
+    labels = [text.replace("/", "_") for text in sorted(arguments.settings)]
+    if setting and setting.learner_options:
+        labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+    seeds = range(arguments.seeds) if arguments.seeds else [arguments.seed or 0]
+    return [
+        make_config(
+            dataset,
+            arguments.method,
+            seed,
+            memory,
+            arguments.tasks,
+            method_options,
+            learner_options,
+            limit=arguments.limit,
+            validation=arguments.validation,
+            threads=arguments.threads,
+            device=arguments.device,
+            label="-".join(labels),
+        )
+        for seed in seeds
+    ]
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`alpha=0.1`: numbers, True, False and None as Python writes them, anything else as text."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise UserError(f"--set {text}: write it as KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _check_types(options: dict[str, Any]) -> None:
+    for key, value in options.items():
+        default = getattr(LearnerConfig(), key)
+        fits = isinstance(value, type(default)) or (isinstance(default, float) and (value is None or isinstance(value, int)))
+        if not fits:
+            raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
+
+
+def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> bool:
+    """Whether all of them came to their end."""
+    if len(runs) <= 1 or jobs == 1:
+        return all(_run_one(run, out, root, 0) for run in runs)
+    # Spawned, not forked: PyTorch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(jobs, len(runs)), maxtasksperchild=1) as pool:
+        tasks = [pool.apply_async(_run_one, (run, out, root, i)) for i, run in enumerate(runs)]
+        pool.close()
+        interrupted = False
+        while True:
+            try:
+                for task in tasks:
+                    task.wait()
+                break
+            except KeyboardInterrupt:  # the runs got it too, and are saving themselves
+                interrupted = True
+        if interrupted:
+            return False
+        return all(task.get() for task in tasks)
+
+
+def _run_one(config: RunConfig, out: Path, root: Path | None, position: int) -> bool:
+    try:
+        Run(config, out, root).run(position)
+    except Interrupted:
+        return False
+    return True

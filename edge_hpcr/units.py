@@ -1,0 +1,33 @@
+"""Sizes as people write them."""
+
+import re
+
+from edge_hpcr.errors import UserError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """`2MB` is 2,000,000 and `2MiB` 2,097,152.
+
+    >>> parse_bytes("2.5 MB")
+    2500000
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise UserError(f"{text!r} is not a size in bytes: write it like 500KB, 2MB or 1MiB")
+    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if size < 1:
+        raise UserError(f"{text!r} is no bytes at all: write a size like 500KB, 2MB or 1MiB")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """
+    >>> format_bytes(2593600)
+    '2.59 MB'
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{int(size)} B"
