@@ -118,6 +118,8 @@ class Run:
         else:
             self.learner = Learner(self.config.learner, self.config.device)
             self.progress = Progress()
+            if self.learner.method.uses_memory:  # before hours of training, not when the last class arrives
+                self.learner.memory.check_holds(len(self.stream.class_order))
 
     @property
     def steps_in_all(self) -> int:
@@ -203,7 +205,11 @@ class Run:
     def _report_task(self, bar: tqdm) -> None:
         if bar.disable:
             seconds = self.progress.train_seconds + self.progress.eval_seconds
-            left = seconds / len(self.progress.step_seconds) * (self.steps_in_all - len(self.progress.step_seconds))
+            left = (
+                seconds
+                / len(self.progress.step_seconds)
+                * (self.steps_in_all - len(self.progress.step_seconds))
+            )
             print(
                 f"{self.config.name}: task {self.progress.task} of {len(self.stream.tasks)}{self._last_accuracy()}, "
                 f"{seconds / 60:.1f} min, about {left / 60:.1f} min left",
@@ -235,6 +241,7 @@ class Run:
             **metrics.summary(progress.accuracy),
             "ema": metrics.summary(progress.ema_accuracy) if progress.ema_accuracy else None,
             "ema_accuracy_matrix": progress.ema_accuracy,
+            "steps": learner.step,
             "accuracy_before_learning": progress.correct_before_learning / progress.seen,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
@@ -242,7 +249,7 @@ class Run:
             "step_ms": {"p50": float(p50), "p95": float(p95)},
             "peak_rss_bytes": max(progress.peak_rss_bytes, _peak_rss()),
             "config": _plain(asdict(self.config)) | {"method_options": learner.method.config_dict()},
-            "versions": versions(self.config),
+            "versions": versions(self.config.threads, str(learner.device)),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
@@ -255,10 +262,14 @@ def finished_result(config: RunConfig, out: Path) -> dict[str, Any] | None:
     try:
         result = json.loads(path.read_text())
     except json.JSONDecodeError:
-        raise UserError(f"{path} is not JSON: it was cut short; delete it, or start anew with --fresh") from None
+        raise UserError(
+            f"{path} is not JSON: it was cut short; delete it, or start anew with --fresh"
+        ) from None
     wanted = _plain(asdict(config))
     if {key: result["config"].get(key) for key in wanted} != wanted:
-        raise UserError(f"{path} holds a run with other settings; choose another --out, or replace it with --fresh")
+        raise UserError(
+            f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
+        )
     return result
 
 
@@ -287,15 +298,15 @@ def make_config(
     return RunConfig(dataset, learner, tasks or info.tasks, seed, **run_options)
 
 
-def versions(config: RunConfig) -> dict[str, Any]:
+def versions(threads: int, device: str) -> dict[str, Any]:
     return {
         "edge_hpcr": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "hardware": hardware(),
-        "threads": config.threads,
-        "device": config.device,
+        "threads": threads,
+        "device": device,
     }
 
 
@@ -334,7 +345,7 @@ def _stop_on_signal(run: Run) -> Any:
         run.stop_requested = True
         signal.signal(number, previous[number])
 
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in previous:
         signal.signal(number, ask)
     try:

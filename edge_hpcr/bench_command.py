@@ -39,18 +39,30 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what to run")
-    what.add_argument("--preset", metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}")
+    what.add_argument(
+        "--preset", metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}"
+    )
     what.add_argument("--dataset", metavar="NAME", help=", ".join(data.DATASETS))
-    what.add_argument("--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)")
+    what.add_argument(
+        "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)"
+    )
     what.add_argument("--tasks", type=int, metavar="N", help="number of tasks (default: the paper's)")
     what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
-    what.add_argument("--validation", action="store_true", help="test on a held-out tenth of the training set instead")
+    what.add_argument(
+        "--validation", action="store_true", help="test on a held-out tenth of the training set instead"
+    )
     memory = parser.add_argument_group("memory")
     size = memory.add_mutually_exclusive_group()
-    size.add_argument("--buffer", type=_positive, metavar="SAMPLES", help=f"number of samples (default: {DEFAULT_BUFFER})")
+    size.add_argument(
+        "--buffer", type=_positive, metavar="SAMPLES", help=f"number of samples (default: {DEFAULT_BUFFER})"
+    )
     size.add_argument("--budget", metavar="BYTES", help="everything that is kept of samples, like 2MB")
-    memory.add_argument("--codec", default="raw", help="how images are kept: raw, webp, jpeg, png (default: raw)")
-    memory.add_argument("--quality", type=int, default=MemoryConfig.quality, help="of webp and jpeg (default: %(default)s)")
+    memory.add_argument(
+        "--codec", default="raw", help="how images are kept: raw, webp, jpeg, png (default: raw)"
+    )
+    memory.add_argument(
+        "--quality", type=int, default=MemoryConfig.quality, help="of webp and jpeg (default: %(default)s)"
+    )
     how = parser.add_argument_group("how to run")
     seeds = how.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", type=_positive, metavar="N", help="run seeds 0 to N-1")
@@ -58,15 +70,23 @@ def add_parser(commands: Any) -> None:
     how.add_argument("--jobs", type=_positive, metavar="N", help="seeds at a time (default: one a core)")
     how.add_argument("--threads", type=_positive, metavar="N", default=1, help="threads a run (default: 1)")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    how.add_argument("--root", type=Path, metavar="DIR", help="where datasets are (default: $EDGE_HPCR_DATA or ./datasets)")
-    how.add_argument("--out", type=Path, metavar="DIR", default=Path("runs"), help="where results go (default: runs)")
-    how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=_settings_help())
+    how.add_argument(
+        "--root", type=Path, metavar="DIR", help="where datasets are (default: $EDGE_HPCR_DATA or ./datasets)"
+    )
+    how.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("runs"), help="where results go (default: runs)"
+    )
+    how.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=_settings_help()
+    )
     how.add_argument("--fresh", action="store_true", help="forget an earlier run of the same name")
     parser.set_defaults(func=command)
 
 
 def _settings_help() -> str:
-    options = sorted({field.name for name in methods.NAMES for field in fields(methods.method_class(name).Config)})
+    options = sorted(
+        {field.name for name in methods.NAMES for field in fields(methods.method_class(name).Config)}
+    )
     return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
@@ -85,7 +105,9 @@ def command(arguments: argparse.Namespace) -> int:
         (out / ".writable").touch()
         (out / ".writable").unlink()
     except OSError as error:
-        raise UserError(f"cannot write results to {out}: {error.strerror}; choose another folder with --out") from None
+        raise UserError(
+            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
+        ) from None
     data.load(runs[0].dataset, arguments.root)  # missing or damaged data: say so once, not once a process
     for run in runs:
         if arguments.fresh:
@@ -94,7 +116,10 @@ def command(arguments: argparse.Namespace) -> int:
     waiting = [run for run in runs if finished_result(run, out) is None]
     for run in runs:
         if run not in waiting:
-            print(f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)", file=sys.stderr)
+            print(
+                f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)",
+                file=sys.stderr,
+            )
     finished = _run_all(waiting, out, arguments.root, arguments.jobs or os.cpu_count() or 1)
     if not finished:
         print("stopped and saved; the same command continues", file=sys.stderr)
@@ -109,7 +134,9 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
     setting = presets.preset(arguments.preset) if arguments.preset else None
     dataset = arguments.dataset or (setting.dataset if setting else None)
     if dataset is None:
-        raise UserError(f"name a dataset (--dataset {'|'.join(data.DATASETS)}) or a preset (--preset {next(iter(presets.PRESETS))})")
+        raise UserError(
+            f"name a dataset (--dataset {'|'.join(data.DATASETS)}) or a preset (--preset {next(iter(presets.PRESETS))})"
+        )
     if setting and dataset != setting.dataset:
         raise UserError(f"--dataset {dataset} contradicts --preset {arguments.preset}: leave one of them out")
     data.registry.info(dataset)
@@ -172,7 +199,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def _check_types(options: dict[str, Any]) -> None:
     for key, value in options.items():
         default = getattr(LearnerConfig(), key)
-        fits = isinstance(value, type(default)) or (isinstance(default, float) and (value is None or isinstance(value, int)))
+        fits = isinstance(value, type(default)) or (
+            isinstance(default, float) and (value is None or isinstance(value, int))
+        )
         if not fits:
             raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
 

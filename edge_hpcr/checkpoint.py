@@ -48,7 +48,10 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
     try:
         temporary.mkdir(parents=True)
         for name, group in arrays.items():
-            save_file({key: np.ascontiguousarray(value) for key, value in group.items()}, temporary / f"{name}.safetensors")
+            save_file(
+                {key: np.ascontiguousarray(value) for key, value in group.items()},
+                temporary / f"{name}.safetensors",
+            )
         hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         index = {"format": FORMAT, "version": __version__, "sha256": hashes, "facts": facts}
         (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
@@ -57,7 +60,9 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
         _swap_in(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(f"cannot write the checkpoint {folder}: {error.strerror or error}; is there room, and a right to write?") from error
+        raise UserError(
+            f"cannot write the checkpoint {folder}: {error.strerror or error}; is there room, and a right to write?"
+        ) from error
 
 
 def _swap_in(temporary: Path, folder: Path) -> None:
@@ -91,7 +96,9 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint") from None
+        raise UserError(
+            f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
+        ) from None
     if written_format != FORMAT:
         raise UserError(
             f"checkpoint {place} has format {written_format}, this version ({__version__}) reads format {FORMAT}: "
@@ -107,5 +114,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
         try:
             arrays[path.stem] = load_file(path)
         except SafetensorError as error:
-            raise UserError(f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint") from None
+            raise UserError(
+                f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint"
+            ) from None
     return arrays, facts

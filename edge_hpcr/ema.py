@@ -19,7 +19,9 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:
         decay = min(self.decay, (1 + step) / (WARM_UP + step))
-        for average, current in zip(self.network.state_dict().values(), live.state_dict().values(), strict=True):
+        for average, current in zip(
+            self.network.state_dict().values(), live.state_dict().values(), strict=True
+        ):
             if average.is_floating_point():
                 average.lerp_(current, 1 - decay)
             else:

@@ -1,5 +1,13 @@
 """The error that reaches a person: what was wrong, where, and what to do about it."""
 
+from collections.abc import Collection
+
 
 class UserError(Exception):
     """Bad input. The command line prints it as one line and exits with 2; it never needs a traceback."""
+
+
+def one_of(name: str, value: object, choices: Collection[str]) -> None:
+    """Refuse a value that is not among the choices, and list them."""
+    if value not in choices:
+        raise UserError(f"unknown {name} {value!r}: choose one of {', '.join(choices)}")

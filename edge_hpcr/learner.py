@@ -7,6 +7,7 @@ class for life. Inside, classes are columns in the order of their arrival.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr import checkpoint, methods
+from edge_hpcr import checkpoint, methods, optimise
 from edge_hpcr.augment import AugmentConfig, augment
 from edge_hpcr.ema import WeightAverage
-from edge_hpcr.errors import UserError
+from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.memory import MemoryConfig, Replay, ReplayMemory
 from edge_hpcr.methods import Batch, Records
 from edge_hpcr.network import Network
-from edge_hpcr.optimise import Optimiser
 
 PREDICTION_BATCH = 256
 
@@ -52,9 +52,22 @@ class LearnerConfig:
     ema_decay: float | None = 0.99
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        one_of("batch_norm", self.batch_norm, ("separate", "joint"))
+        one_of("optimiser", self.optimiser, optimise.KINDS)
+        for name, lowest in (("nf", 1), ("replay", 0)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
+        for name in ("tau", "lr"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name} {getattr(self, name)}: give a positive number")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
-        jitter = {k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()}
+        # JSON has no tuples.
+        jitter: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()}
         nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**jitter)}
         return cls(**{**values, **nested})
 
@@ -85,14 +98,13 @@ class StepReport:
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is the best device that works here."""
+    one_of("device", name, ("auto", "cpu", "cuda", "mps"))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: PyTorch finds no usable CUDA GPU here; use --device cpu (or auto)")
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device mps: PyTorch finds no Apple GPU here; use --device cpu (or auto)")
-    if name not in ("cpu", "cuda", "mps"):
-        raise UserError(f"unknown device {name!r}: choose auto, cpu, cuda or mps")
     return torch.device(name)
 
 
@@ -113,8 +125,10 @@ class Learner:
         self.device = device if isinstance(device, torch.device) else resolve_device(device)
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
-        self.network = Network((config.height, config.width), config.nf, config.tau, config.seed).to(self.device)
-        self.optimiser = Optimiser(config.optimiser, config.lr, self.network)
+        self.network = Network((config.height, config.width), config.nf, config.tau, config.seed).to(
+            self.device
+        )
+        self.optimiser = optimise.Optimiser(config.optimiser, config.lr, self.network)
         self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
         self.memory = ReplayMemory(
             config.memory,
@@ -135,7 +149,9 @@ class Learner:
         if self.method.uses_memory:
             self.memory.add_class()
         bound = self.network.feature_size**-0.5
-        proxy = torch.from_numpy(self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32))
+        proxy = torch.from_numpy(
+            self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32)
+        )
         for network in self._networks():
             network.append_proxy(proxy)
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
@@ -198,9 +214,13 @@ class Learner:
         expected = (self.config.height, self.config.width, 3)
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             kind = getattr(images, "dtype", type(images).__name__)
-            raise UserError(f"images are {kind}: give a NumPy array of uint8, RGB, [N, {expected[0]}, {expected[1]}, 3]")
+            raise UserError(
+                f"images are {kind}: give a NumPy array of uint8, RGB, [N, {expected[0]}, {expected[1]}, 3]"
+            )
         if images.ndim != 4 or images.shape[1:] != expected:
-            raise UserError(f"images have shape {images.shape}: this learner takes [N, {expected[0]}, {expected[1]}, 3]")
+            raise UserError(
+                f"images have shape {images.shape}: this learner takes [N, {expected[0]}, {expected[1]}, 3]"
+            )
         if len(images) == 0:
             raise UserError("an empty batch: give at least one image")
 
@@ -208,7 +228,9 @@ class Learner:
     def _check_labels(labels: Any, count: int) -> list[int]:
         array = np.asarray(labels)
         if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
-            raise UserError(f"labels are {array.dtype} of shape {array.shape}: give {count} class ids, one integer an image")
+            raise UserError(
+                f"labels are {array.dtype} of shape {array.shape}: give {count} class ids, one integer an image"
+            )
         if (array < 0).any():
             raise UserError(f"class id {int(array.min())}: ids are not negative")
         return [int(label) for label in array]
@@ -237,7 +259,9 @@ class Learner:
         self, inputs: list[Tensor], columns: np.ndarray, replay: Replay
     ) -> tuple[Batch, Tensor, float]:
         views = 2 if self.config.views else 1
-        records = Records(*(self._repeated(array, views) for array in (replay.logits, replay.features, replay.known)))
+        records = Records(
+            *(self._repeated(array, views) for array in (replay.logits, replay.features, replay.known))
+        )
         labels = torch.cat([self._repeated(columns, views), self._repeated(replay.labels, views)])
         begun = time.perf_counter()
         features = self._features(inputs)
@@ -269,7 +293,9 @@ class Learner:
         self.network.train(len(groups[0]) > 1)
         return torch.cat([self.network.features(group) for group in groups])
 
-    def _remember(self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None) -> None:
+    def _remember(
+        self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
+    ) -> None:
         """Offer the incoming samples to the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
             return
@@ -289,10 +315,10 @@ class Learner:
             None if ids is None else np.asarray(ids)[rows],
         )
 
-    def _state_before_step(self) -> tuple[dict[str, Any], list[Tensor]]:
+    def _state_before_step(self) -> tuple[Mapping[str, Any], list[Tensor]]:
         return self.rng.bit_generator.state, [buffer.clone() for buffer in self.network.buffers()]
 
-    def _restore(self, before: tuple[dict[str, Any], list[Tensor]]) -> None:
+    def _restore(self, before: tuple[Mapping[str, Any], list[Tensor]]) -> None:
         self.rng.bit_generator.state, buffers = before
         for buffer, good in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(good)
@@ -305,7 +331,9 @@ class Learner:
         """Probabilities over the classes seen so far, and how near the nearest proxy is; `averaged` uses the EMA."""
         self._check_images(images)
         if not self.class_ids:
-            raise UserError("nothing to predict yet: the learner knows no class; observe a labelled image first")
+            raise UserError(
+                "nothing to predict yet: the learner knows no class; observe a labelled image first"
+            )
         network = self.network
         if averaged:
             if self.average is None:

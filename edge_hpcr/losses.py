@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SCHEDULES = ("reciprocal", "cosine")
+
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
     """`k_c`: how many of the batch's labels are of class c."""
@@ -99,7 +101,7 @@ def temperature_multiplier(
         return tau / temperature(step, cycle, highest, lowest)
     if schedule == "cosine":
         return temperature(step, cycle, tau / highest, tau / lowest)
-    raise ValueError(f"unknown temperature schedule {schedule!r}: 'reciprocal' or 'cosine'")
+    raise ValueError(f"unknown temperature schedule {schedule!r}: one of {SCHEDULES}")
 
 
 def pcd(logits: Tensor, old_logits: Tensor, known: Tensor, eligible: Tensor, counts: Tensor) -> Tensor:

@@ -157,16 +157,19 @@ class ReplayMemory:
 
     # Learning
 
+    def check_holds(self, classes: int) -> None:
+        """Refuse a budget that could not hold one sample of each of so many classes."""
+        fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
+        self._check_holds_classes(self.config, classes, fixed + self._typical_image_bytes())
+
     def add_class(self) -> None:
         """One more class: every row of logits widens, and samples leave if the budget now holds fewer."""
         if self._num_classes == MAX_CLASSES:
             raise UserError(
                 f"the memory knows {MAX_CLASSES} classes, which is the most it can: drop one first"
             )
-        width = self._logits.shape[0] + int(self.stores_logits)
-        fixed = self._fixed_bytes(self.config, width)
-        row = fixed + self._typical_image_bytes()
-        self._check_holds_classes(self.config, self._num_classes + 1, row)
+        self.check_holds(self._num_classes + 1)
+        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
         while _exceeds(self.config, self._count, self._count * fixed + self._image_bytes):
             self._evict()
         self._trim()
@@ -207,7 +210,6 @@ class ReplayMemory:
                 self._append(head, stored[row], logits[row], features[row])
                 while _exceeds(self.config, self._count, self._total_bytes()):
                     self._evict()
-        self._trim(spare=1)
 
     # Replay
 
@@ -360,8 +362,9 @@ class ReplayMemory:
         self._image_bytes -= stored_bytes(self._images.get(slot))
         for column in (self._heads, self._images, self._logits, self._features):
             column.put(slot, column.get(last))
+            # The spare page saves allocating anew each time a batch goes over the edge of a page and back.
+            column.trim(last, spare=1)
         self._count = last
-        self._images.trim(last, spare=1)
 
     def _evict(self) -> int:
         """Let the sample with the largest key go (see the class); returns the slot that the last one took."""
@@ -399,10 +402,9 @@ class ReplayMemory:
             store.put(slot, image)
             self._image_bytes += stored_bytes(image)
 
-    def _trim(self, spare: int = 0) -> None:
-        # A spare page spares allocating anew each time a batch goes over the edge of a page and back.
+    def _trim(self) -> None:
         for column in (self._heads, self._images, self._logits, self._features):
-            column.trim(self._count, spare)
+            column.trim(self._count)
 
     def _to_stored(self, image: np.ndarray) -> Any:
         stored = self._images.stored(image)

@@ -70,7 +70,7 @@ class Network(nn.Module):
         self.feature_size = width * (height_left // self.pool[0]) * (width_left // self.pool[1])
         self.proxies = nn.Parameter(torch.empty(0, self.feature_size))
         self._initialise(torch.Generator().manual_seed(seed))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=torch.channels_last)
 
     def _initialise(self, generator: torch.Generator) -> None:
         # PyTorch's own defaults, but from a generator of ours: a seed gives the same network whatever ran before.

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from edge_hpcr.errors import UserError
 from edge_hpcr.network import Network
 
 KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -11,8 +10,6 @@ KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 class Optimiser:
     def __init__(self, kind: str, lr: float, network: Network) -> None:
-        if kind not in KINDS:
-            raise UserError(f"unknown optimiser {kind!r}: choose one of {', '.join(KINDS)}")
         self._network = network
         self._names = [name for name, _ in network.named_parameters()]
         self._optimiser = KINDS[kind](network.parameters(), lr=lr)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.errors import one_of
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ PRESETS = {
     for dataset, buffers in BUFFERS.items()
     for buffer in buffers
 } | {
-    f"paper/ocm-cifar100-{buffer}": Setting("cifar100", buffer, {}, OCM_SETTING) for buffer in BUFFERS["cifar100"]
+    f"paper/ocm-cifar100-{buffer}": Setting("cifar100", buffer, {}, OCM_SETTING)
+    for buffer in BUFFERS["cifar100"]
 }
 
 
 def preset(name: str) -> Setting:
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    one_of("preset", name, PRESETS)
     return PRESETS[name]

@@ -30,13 +30,20 @@ class SplitStream:
 
 
 def split(
-    dataset: Dataset, tasks: int, seed: int, limit: int | None = None, passes: int = 0, validation: bool = False
+    dataset: Dataset,
+    tasks: int,
+    seed: int,
+    limit: int | None = None,
+    passes: int = 0,
+    validation: bool = False,
 ) -> SplitStream:
     """`limit` keeps that many training images a task; `passes` > 0 gives all data shuffled, as often, as one task."""
     classes = len(dataset.class_names)
     if not 1 <= tasks <= classes or classes % tasks:
         divisors = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
-        raise UserError(f"{tasks} tasks: the {classes} classes of {dataset.name} divide into {divisors} tasks")
+        raise UserError(
+            f"{tasks} tasks: the {classes} classes of {dataset.name} divide into {divisors} tasks"
+        )
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(classes)
     train = np.arange(len(dataset.train_labels))

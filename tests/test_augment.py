@@ -129,21 +129,21 @@ def test_an_image_is_treated_alike_alone_and_in_a_batch():
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "scale"),
+    ("height", "width", "scale", "config"),
     [
-        (32, 32, (0.2, 1.0)),
-        (84, 84, (0.08, 1.0)),
-        (24, 40, (0.2, 1.0)),
+        (32, 32, (0.2, 1.0), AugmentConfig()),
+        (84, 84, (0.08, 1.0), AugmentConfig(scale=(0.08, 1.0))),
+        (24, 40, (0.2, 1.0), AugmentConfig()),
         # Long images, of which only a small crop fits: many of ten tries fail, and the fallback is common.
-        (16, 64, (0.3, 1.0)),
-        (64, 16, (0.3, 1.0)),
+        (16, 64, (0.3, 1.0), AugmentConfig(scale=(0.3, 1.0))),
+        (64, 16, (0.3, 1.0), AugmentConfig(scale=(0.3, 1.0))),
     ],
 )
-def test_crop_boxes_are_distributed_as_torchvision_draws_them(height, width, scale, torch_seed):
+def test_crop_boxes_are_distributed_as_torchvision_draws_them(height, width, scale, config, torch_seed):
     transform = v2.RandomResizedCrop((height, width), scale=scale)
     image = torch.empty(3, height, width)
     theirs = [tuple(transform.make_params([image]).values()) for _ in range(4000)]
-    params = draw(np.random.default_rng(2), 40_000, height, width, AugmentConfig(scale=scale))
+    params = draw(np.random.default_rng(2), 40_000, height, width, config)
     ours = np.stack([params.top, params.left, params.height, params.width], axis=1)
 
     def features(boxes: np.ndarray) -> dict[str, np.ndarray]:
@@ -165,7 +165,7 @@ def test_crop_boxes_are_distributed_as_torchvision_draws_them(height, width, sca
     assert (params.top + params.height <= height).all() and (params.left + params.width <= width).all()
 
 
-@pytest.mark.parametrize(("height", "width"), [(12, 60), (60, 12), (9, 64), (64, 9)])
+@pytest.mark.parametrize(("height", "width"), [(12, 60), (60, 12), (11, 64), (64, 11), (10, 63)])
 def test_the_crop_falls_back_to_torchvisions_centre_box_when_nothing_fits(height, width, torch_seed):
     box = v2.RandomResizedCrop((height, width), scale=(1.0, 1.0)).make_params([torch.empty(3, height, width)])
     params = draw(np.random.default_rng(0), 50, height, width, AugmentConfig(scale=(1.0, 1.0)))

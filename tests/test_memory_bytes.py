@@ -132,6 +132,24 @@ def test_the_process_really_takes_no_more_than_the_budget_and_a_batch() -> None:
         tracemalloc.stop()
 
 
+def test_small_pictures_that_left_for_large_ones_are_really_gone() -> None:
+    budget = 300_000
+    config = MemoryConfig(bytes=budget, codec="png")
+    memory = make_memory(config, image_shape=(64, 64, 3), feature_size=0, stores_logits=False)
+    flat = np.zeros((1400, 64, 64, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), np.uint8)
+    tracemalloc.start()
+    try:
+        memory.update(flat, np.zeros(len(flat), np.int64))
+        assert len(memory) > 1000
+        for image in noise:
+            memory.update(image[None], np.zeros(1, np.int64))
+        assert len(memory) < 700
+        assert tracemalloc.get_traced_memory()[0] <= budget + 30_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_budget_beyond_any_machine_costs_nothing_before_it_is_used() -> None:
     memory = make_memory(MemoryConfig(bytes=10**15))
     fill(memory, 10)

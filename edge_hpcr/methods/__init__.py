@@ -4,17 +4,28 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.methods.contract import Batch, Method, Records
 
 __all__ = ["NAMES", "Batch", "Method", "Records", "create", "method_class"]
 
-NAMES = ("hpcr", "pcr_ct_pcd", "pcr_ct", "pcr_c", "pcr", "couple_1", "couple_2", "er", "finetune", "iid", "iid_pp")
+NAMES = (
+    "hpcr",
+    "pcr_ct_pcd",
+    "pcr_ct",
+    "pcr_c",
+    "pcr",
+    "couple_1",
+    "couple_2",
+    "er",
+    "finetune",
+    "iid",
+    "iid_pp",
+)
 
 
 def method_class(name: str) -> type[Method]:
-    if name not in NAMES:
-        raise UserError(f"unknown method {name!r}: choose one of {', '.join(NAMES)}")
+    one_of("method", name, NAMES)
     return import_module(f"edge_hpcr.methods.{name}").METHOD
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edge_hpcr import losses
+from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.methods.contract import Batch, Method
 
 
@@ -14,7 +15,14 @@ class Config:
     tau_high: float = 0.16
     tau_low: float = 0.05
     cycle: int = 500  # S
-    schedule: str = "reciprocal"
+    schedule: str = "reciprocal"  # or "cosine"
+
+    def __post_init__(self) -> None:
+        one_of("schedule", self.schedule, losses.SCHEDULES)
+        if not 0 < self.tau_low <= self.tau_high:
+            raise UserError(f"tau_low {self.tau_low}, tau_high {self.tau_high}: give 0 < tau_low <= tau_high")
+        if self.cycle < 1:
+            raise UserError(f"cycle {self.cycle}: a temperature cycle takes at least one step")
 
 
 def contrastive_with_temperature(batch: Batch, config: Config) -> Tensor:

@@ -6,14 +6,21 @@ import torch
 from torch import Tensor
 
 from edge_hpcr import losses
+from edge_hpcr.errors import one_of
 from edge_hpcr.methods import pcr_ct
 from edge_hpcr.methods.contract import Batch, Method
+
+RULES = ("older", "always")
 
 
 @dataclass(frozen=True)
 class Config(pcr_ct.Config):
     alpha: float = 0.1
     distil: str = "older"  # or "always"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("distil", self.distil, RULES)
 
 
 def distillable(batch: Batch, rule: str) -> Tensor:

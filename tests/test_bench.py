@@ -1,0 +1,190 @@
+"""The split benchmark end to end, on the embedded digits, through the command that a researcher types."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_hpcr import bench
+from edge_hpcr.bench import Interrupted, Run, make_config
+from edge_hpcr.cli import main
+from edge_hpcr.learner import Learner
+from edge_hpcr.memory import MemoryConfig
+
+FIELDS = [
+    "dataset",
+    "method",
+    "tasks",
+    "seed",
+    "class_order",
+    "buffer_samples",
+    "budget_bytes",
+    "bytes",
+    "accuracy_matrix",
+    "A_T",
+    "AAA",
+    "F_T",
+    "train_seconds",
+    "eval_seconds",
+    "samples_per_second",
+    "step_ms",
+    "peak_rss_bytes",
+    "config",
+    "versions",
+    "finished",
+    "ema",
+]
+QUICK = ["bench", "--dataset", "digits", "--limit", "40", "--buffer", "30", "--set", "nf=4"]
+
+
+def quick_config(seed: int = 0, **options):
+    options = {"limit": 40, "learner_options": {"nf": 4}, **options}
+    return make_config("digits", seed=seed, memory=MemoryConfig(samples=30), device="cpu", **options)
+
+
+def without_times(result: dict) -> dict:
+    timed = ("train_seconds", "eval_seconds", "samples_per_second", "step_ms", "peak_rss_bytes", "finished")
+    return {key: value for key, value in result.items() if key not in timed}
+
+
+def test_the_digits_benchmark_runs_to_its_end_and_learns(tmp_path, capsys):
+    assert (
+        main(["bench", "--dataset", "digits", "--method", "hpcr", "--budget", "60KB", "--out", str(tmp_path)])
+        == 0
+    )
+    (path,) = tmp_path.glob("*.json")
+    result = json.loads(path.read_text())
+    assert set(FIELDS) <= set(result)
+    assert [len(row) for row in result["accuracy_matrix"]] == [1, 2, 3, 4, 5]
+    assert result["tasks"] == 5
+    assert sorted(result["class_order"]) == list(range(10))
+    assert set(result["bytes"]) == {"image", "label", "logits", "features", "bookkeeping", "total"}
+    assert 0 < result["bytes"]["total"] <= result["budget_bytes"] == 60_000
+    assert set(result["ema"]) == {"A_T", "AAA", "F_T"}
+    assert result["ema"]["A_T"] > 0.5  # chance is 0.1
+    assert result["AAA"] > 0.6
+    assert result["A_T"] == pytest.approx(np.mean(result["accuracy_matrix"][-1]))
+    assert "digits" in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
+    whole = Run(quick_config(), tmp_path / "whole").run()
+    (tmp_path / "cut").mkdir()
+
+    def stop_now_and_then(run: Run) -> None:
+        run.stop_requested = run.learner.step in (3, 9, 17)
+
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            Run(quick_config(), tmp_path / "cut").run(on_step=stop_now_and_then)
+    continued = Run(quick_config(), tmp_path / "cut").run()
+    assert without_times(continued) == without_times(whole)
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [f"{quick_config().name}.json"]
+
+
+def test_a_killed_run_continues_where_it_was(tmp_path):
+    """SIGKILL, which nothing can catch: the checkpoint of the last finished task is on disk."""
+    command = [sys.executable, "-m", "edge_hpcr", *QUICK, "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    while "task 2 of 5" not in process.stderr.readline():
+        assert process.poll() is None
+    (saved,) = tmp_path.glob("*.checkpoint")
+    while not (saved / "checkpoint.json").is_file() or Learner.load(saved, "cpu")[1]["progress"]["task"] < 2:
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list(tmp_path.glob("*.json"))
+    steps_before = Learner.load(saved, "cpu")[0].step
+    assert steps_before >= 8
+    assert main([*QUICK, "--out", str(tmp_path)]) == 0
+    continued = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert main([*QUICK, "--out", str(tmp_path / "whole")]) == 0
+    whole = json.loads(next((tmp_path / "whole").glob("*.json")).read_text())
+    assert without_times(continued) == without_times(whole)
+
+
+def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
+    command = [sys.executable, "-m", "edge_hpcr", *QUICK, "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    while "task 1 of 5" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    message = process.communicate()[1]
+    assert process.returncode == 1
+    assert "the same command continues" in message
+    assert "Traceback" not in message
+    assert list(tmp_path.glob("*.checkpoint"))
+
+
+def test_seeds_run_in_processes_of_their_own_and_give_what_they_give_alone(tmp_path, capsys):
+    assert main([*QUICK, "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "both")]) == 0
+    table = capsys.readouterr().out
+    assert main([*QUICK, "--seed", "1", "--out", str(tmp_path / "one")]) == 0
+    (name,) = [path.name for path in (tmp_path / "one").glob("*.json")]
+    both = json.loads((tmp_path / "both" / name).read_text())
+    assert len(list((tmp_path / "both").glob("*.json"))) == 2
+    assert without_times(both) == without_times(json.loads((tmp_path / "one" / name).read_text()))
+    assert "±" in table
+
+
+def test_a_finished_run_is_not_run_again_unless_asked(tmp_path, capsys):
+    assert main([*QUICK, "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    first = path.stat().st_mtime_ns
+    assert main([*QUICK, "--out", str(tmp_path)]) == 0
+    assert path.stat().st_mtime_ns == first
+    assert "finished earlier" in capsys.readouterr().err
+    assert main([*QUICK, "--out", str(tmp_path), "--fresh"]) == 0
+    assert path.stat().st_mtime_ns > first
+
+
+def test_a_result_of_other_settings_is_never_taken_for_this_run(tmp_path, capsys):
+    assert main([*QUICK, "--out", str(tmp_path)]) == 0
+    assert main([*QUICK, "--tasks", "2", "--out", str(tmp_path)]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["iid", "iid_pp"])
+def test_the_shuffled_references_are_one_task_of_all_classes(tmp_path, method):
+    result = Run(quick_config(method=method), tmp_path).run()
+    assert [len(row) for row in result["accuracy_matrix"]] == [1]
+    assert result["buffer_samples"] == 0
+    assert result["F_T"] == 0
+    steps = {"iid": 200 / 10, "iid_pp": 2 * 200 / 20}[method]  # as many steps, twice the samples
+    assert result["steps"] == steps
+
+
+def test_evaluation_is_over_the_classes_seen_so_far_and_per_class(tmp_path):
+    result = Run(quick_config(), tmp_path).run()
+    for task, by_class in enumerate(result["class_accuracy"]):
+        assert sorted(map(int, by_class)) == sorted(result["class_order"][: 2 * (task + 1)])
+    assert result["buffer_samples"] == 30
+
+
+def test_the_run_name_tells_what_sets_it_apart():
+    plain = make_config("cifar10", memory=MemoryConfig(samples=200))
+    other = make_config(
+        "cifar10",
+        "er",
+        4,
+        MemoryConfig(bytes=2_000_000, codec="webp"),
+        limit=100,
+        validation=True,
+        label="lr=0.2",
+    )
+    assert plain.name == "cifar10-hpcr-200-seed0"
+    assert other.name == "cifar10-er-2000000B-webp90-limit100-validation-lr=0.2-seed4"
+
+
+def test_the_machine_is_named_in_every_result():
+    assert len(bench.hardware()) > len("(x86_64)")
+    assert not Path(bench.hardware()).exists()

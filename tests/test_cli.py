@@ -1,0 +1,105 @@
+"""The command line: help that teaches, and one clear line for wrong input."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from edge_hpcr.cli import main, make_parser
+from edge_hpcr.errors import UserError
+from edge_hpcr.presets import PRESETS, preset
+from edge_hpcr.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # unknown names list the known ones
+        (["bench", "--dataset", "imagenet"], "unknown dataset 'imagenet'.*digits.*cifar10"),
+        (["bench", "--dataset", "digits", "--method", "sgd"], "unknown method 'sgd'.*hpcr.*finetune"),
+        (["bench", "--preset", "paper/cifar10-300"], "unknown preset.*paper/cifar10-200"),
+        (["bench"], "name a dataset"),
+        (["bench", "--preset", "paper/cifar10-200", "--dataset", "digits"], "contradicts"),
+        # settings
+        (["bench", "--dataset", "digits", "--set", "gamma=3"], "no such setting.*alpha"),
+        (["bench", "--dataset", "digits", "--set", "gamma"], "KEY=VALUE"),
+        (["bench", "--dataset", "digits", "--set", "lr=fast"], "lr is a float"),
+        (["bench", "--dataset", "digits", "--set", "optimiser=rmsprop"], "unknown optimiser.*sgd, adam"),
+        (["bench", "--dataset", "digits", "--set", "schedule=linear"], "schedule.*reciprocal.*cosine"),
+        (["bench", "--dataset", "digits", "--set", "distil=never"], "distil.*older.*always"),
+        (["bench", "--dataset", "digits", "--set", "batch_norm=none"], "batch_norm.*separate.*joint"),
+        (["bench", "--dataset", "digits", "--set", "ema_decay=2"], "ema_decay"),
+        (["bench", "--dataset", "digits", "--codec", "gif"], "codec 'gif'.*raw"),
+        (["bench", "--dataset", "digits", "--budget", "lots"], "'lots' is not a size"),
+        (["bench", "--dataset", "digits", "--budget", "1KB"], "budget|memory of 1000 bytes"),
+        (["bench", "--dataset", "digits", "--tasks", "3"], "3 tasks.*1, 2, 5, 10"),
+        (["bench", "--dataset", "digits", "--device", "tpu"], "unknown device 'tpu'"),
+        # data that is not there: the command that gets it
+        (["bench", "--dataset", "cifar10", "--root", "nowhere"], "data get cifar10"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.strip().splitlines()
+    assert re.search(message, line)
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert main(["bench", "--dataset", "digits", "--out", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_the_module_runs_as_a_program_and_keeps_its_exit_codes():
+    program = [sys.executable, "-m", "edge_hpcr"]
+    wrong = subprocess.run([*program, "bench", "--dataset", "nothing"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("edge_hpcr: unknown dataset")
+    assert "Traceback" not in wrong.stderr
+    helped = subprocess.run([*program, "bench", "--help"], capture_output=True, text=True)
+    assert helped.returncode == 0
+    assert "examples:" in helped.stdout
+
+
+@pytest.mark.parametrize("command", ["bench", "report", "data", "speed"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args([command, "--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+def test_presets_are_the_papers_settings():
+    assert len([name for name in PRESETS if not name.startswith("paper/ocm")]) == 12
+    assert preset("paper/cifar10-200").buffer == 200
+    assert preset("paper/cifar10-200").method_options == {"alpha": 0.01}
+    assert preset("paper/tiny_imagenet-4000").dataset == "tiny_imagenet"
+    ocm = preset("paper/ocm-cifar100-1000").learner_options
+    assert ocm == {"nf": 64, "replay": 64, "optimiser": "adam", "lr": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2MB", 2_000_000), ("1.5 kb", 1500), ("1MiB", 2**20), ("77", 77), ("3 GB", 3 * 10**9)]
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-2MB", "2XB", "0", "1e3"])
+def test_what_is_not_a_size_is_refused(text):
+    with pytest.raises(UserError, match=r"size|no bytes"):
+        parse_bytes(text)
+
+
+def test_sizes_are_written_shortly():
+    assert [format_bytes(n) for n in (12, 3424, 2_593_600, 4 * 10**9)] == [
+        "12 B",
+        "3.42 KB",
+        "2.59 MB",
+        "4.00 GB",
+    ]

@@ -1,0 +1,119 @@
+"""A step runs wherever the learner was told to: nothing on the way assumes the host's memory.
+
+No GPU is needed: fake tensors carry a device and refuse to meet a tensor of another one, but hold no numbers. The
+device is "meta" and not "cuda", as autograd wants a real driver before it walks back over CUDA tensors, fake or not.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from edge_hpcr import methods
+from edge_hpcr.ema import WeightAverage
+from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.methods import Batch
+from edge_hpcr.network import Network
+from edge_hpcr.optimise import KINDS, Optimiser
+
+ELSEWHERE = torch.device("meta")
+
+
+def move(network: Network) -> None:
+    """`network.to` of fake tensors; PyTorch's own cannot replace the parameters of a module by fake ones."""
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=ELSEWHERE)))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=ELSEWHERE))
+
+
+@pytest.fixture(scope="module")
+def fake() -> FakeTensorMode:
+    # NumPy arrays become real host tensors first; they are let in as fake ones of the host.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@pytest.fixture(scope="module")
+def learner(fake: FakeTensorMode) -> Learner:
+    """Three classes, the last of them new, and records of all kinds in memory, so that every method has its work."""
+    learner = Learner(LearnerConfig(height=8, width=8, nf=4, method="hpcr"), device="cpu")
+    rng = np.random.default_rng(0)
+    with fake:
+        learner.device = ELSEWHERE
+        move(learner.network)
+        learner.optimiser = Optimiser("sgd", 0.1, learner.network)
+        learner.average = WeightAverage(learner.network, 0.9)
+        learner.add_class(3)
+        learner.add_class(5)
+        numbers = rng.random((4, 2 + learner.network.feature_size), np.float32)
+        pictures = rng.integers(0, 256, (4, 8, 8, 3), np.uint8)
+        learner.memory.update(pictures, np.array([0, 1, 0, 1]), numbers[:, :2], numbers[:, 2:])
+        learner.add_class(7)
+    return learner
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 8, 8, 3), np.uint8)
+
+
+def forward_and_backward(learner: Learner) -> tuple[Batch, Tensor]:
+    columns = np.array([2, 2, 0])
+    replay = learner._choose_replay(images(3), columns)
+    batch, loss, _ = learner._forward_and_backward(learner._inputs(images(3), replay), columns, replay)
+    learner.method.adjust_gradients(learner, batch)
+    return batch, loss
+
+
+def all_elsewhere(tensors: Iterable[Tensor]) -> bool:
+    return all(isinstance(tensor, FakeTensor) and tensor.device == ELSEWHERE for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_forward_and_backward_of_every_method_stay_on_the_learners_device(
+    name: str, fake: FakeTensorMode, learner: Learner
+) -> None:
+    learner.method = methods.create(name)
+    with fake:
+        batch, loss = forward_and_backward(learner)
+    records = (batch.records.logits, batch.records.features, batch.records.known)
+    assert all_elsewhere([batch.logits, batch.features, batch.labels, *records, loss])
+    assert all_elsewhere(parameter.grad for parameter in learner.network.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_update_and_the_average_stay_on_the_learners_device(
+    kind: str, fake: FakeTensorMode, learner: Learner
+) -> None:
+    learner.method = methods.create("er")
+    with fake:
+        learner.optimiser = Optimiser(kind, 0.1, learner.network)
+        forward_and_backward(learner)
+        learner.optimiser.step()
+        learner.average.update(learner.network, step=0)
+        # A class that comes and goes takes its rows of the optimiser's state along.
+        learner.add_class(9)
+        forward_and_backward(learner)
+        learner.optimiser.step()
+        learner.drop_class(9)
+    assert all_elsewhere(learner.network.state_dict().values())
+    assert all_elsewhere(learner.average.network.state_dict().values())
+    state = learner.optimiser.state().items()
+    assert all_elsewhere(value for name, value in state if not name.endswith(".step"))
+
+
+def test_prediction_stays_on_the_learners_device(fake: FakeTensorMode, learner: Learner) -> None:
+    method = methods.create("hpcr")
+    with fake, torch.no_grad():
+        network = learner.average.network
+        features = network.features(learner.to_device(images(2)))
+        answers = [method.class_logits(learner, network, features), network.similarities(features)]
+    assert all_elsewhere(answers)
+
+
+def test_a_tensor_left_on_the_host_would_be_noticed(fake: FakeTensorMode, learner: Learner) -> None:
+    with fake, pytest.raises(RuntimeError, match="same device"):
+        learner.network.logits(torch.zeros(1, learner.network.feature_size))

@@ -1,0 +1,306 @@
+"""The contract has room for the methods of the paper's table: small ones that use each hook for real.
+
+They are registered by name as a file in `edge_hpcr/methods/` would be, so that configs and checkpoints find them.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_hpcr import losses, methods
+from edge_hpcr.learner import Learner
+from edge_hpcr.memory import MemoryConfig, Replay
+from edge_hpcr.methods import Batch, Method
+from edge_hpcr.network import Network
+
+Batches = list[tuple[np.ndarray, np.ndarray]]
+
+
+class Probe(Method):
+    """Cross-entropy; the methods below differ from it in one hook each."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return losses.replay_cross_entropy(batch.logits, batch.labels)
+
+
+def columns_of(learner: Learner, labels: np.ndarray) -> Tensor:
+    return torch.tensor([learner.column(int(label)) for label in labels])
+
+
+@pytest.fixture
+def learner_of(monkeypatch, small_learner) -> Callable[..., Learner]:
+    """A learner that runs this method class, found by name."""
+
+    def make(kind: type[Method], **options) -> Learner:
+        name = kind.__name__.lower()
+        module = ModuleType(f"edge_hpcr.methods.{name}")
+        module.METHOD = kind
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(methods, "NAMES", (*methods.NAMES, name))
+        return small_learner(method=name, **options)
+
+    return make
+
+
+@pytest.fixture
+def two_tasks(digit_batches) -> Batches:
+    return digit_batches([0, 1], 3) + digit_batches([2, 3], 3)
+
+
+# A-GEM: project the gradient ---------------------------------------------------------------------------------------
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+class AGEM(Probe):
+    """Learns from the incoming samples alone, but never against the gradient of samples in memory."""
+
+    def __init__(self, config=None) -> None:
+        super().__init__(config)
+        self.conflicts: list[tuple[float, float]] = []
+        self.expected: list[Tensor] = []
+
+    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        return learner.memory.sample(0)
+
+    def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
+        parameters = list(learner.network.parameters())
+        if len(learner.memory):
+            drawn = learner.memory.sample(10)
+            logits = learner.network(learner.to_device(drawn.images))[0]
+            loss = losses.replay_cross_entropy(logits, torch.from_numpy(drawn.labels))
+            self._project(parameters, list(torch.autograd.grad(loss, parameters)))
+        lr = learner.config.lr
+        self.expected = [p.detach() - lr * p.grad for p in parameters]
+
+    def _project(self, parameters: list[torch.nn.Parameter], reference: list[Tensor]) -> None:
+        along = flat(reference)
+        before = flat([p.grad for p in parameters]) @ along
+        if before < 0:
+            for parameter, other in zip(parameters, reference, strict=True):
+                parameter.grad -= before / (along @ along) * other
+            self.conflicts.append((before.item(), (flat([p.grad for p in parameters]) @ along).item()))
+
+
+def test_a_method_can_project_gradients_as_a_gem_does(learner_of, digit_batches) -> None:
+    learner = learner_of(AGEM)
+    (images, labels), (others, _) = digit_batches([0, 1], 2)
+    for _ in range(2):
+        learner.observe(images, labels)
+    for _ in range(3):
+        # The same pictures with their names exchanged: certain to pull against what the memory holds.
+        learner.observe(images, 1 - labels)
+    method = learner.method
+    assert method.conflicts
+    assert all(before < -1e-4 and abs(after) < 1e-3 * abs(before) for before, after in method.conflicts)
+    learner.observe(others, labels)
+    for parameter, expected in zip(learner.network.parameters(), method.expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), expected)
+
+
+# MIR: choose what to replay ----------------------------------------------------------------------------------------
+
+
+class MIR(Probe):
+    """Replays the samples that a step on the incoming ones alone would hurt most."""
+
+    candidates = 20
+
+    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        drawn = learner.memory.sample(self.candidates)
+        virtual = copy.deepcopy(learner.network)
+        before = self._losses(learner, virtual, drawn)
+        virtual.train()
+        logits = virtual(learner.to_device(images))[0]
+        losses.replay_cross_entropy(logits, torch.from_numpy(columns)).backward()
+        with torch.no_grad():
+            for parameter in virtual.parameters():
+                parameter -= learner.config.lr * parameter.grad
+        self.increase = self._losses(learner, virtual, drawn) - before
+        self.drawn = drawn
+        self.chosen = learner.memory.at(drawn.slots[np.argsort(-self.increase)[:size]])
+        return self.chosen
+
+    @staticmethod
+    def _losses(learner: Learner, network: Network, replay: Replay) -> np.ndarray:
+        with torch.no_grad():
+            logits = network.eval()(learner.to_device(replay.images))[0]
+            return F.cross_entropy(logits, torch.from_numpy(replay.labels), reduction="none").numpy()
+
+    def loss(self, batch: Batch) -> Tensor:
+        self.replayed_labels = batch.labels[batch.replayed]
+        return super().loss(batch)
+
+
+def test_a_method_can_choose_what_to_replay_as_mir_does(learner_of, two_tasks) -> None:
+    learner = learner_of(MIR, replay=5, views=False)
+    reports = [learner.observe(images, labels) for images, labels in two_tasks]
+    method = learner.method
+    assert [report.replayed for report in reports] == [0, 5, 5, 5, 5, 5]
+    hurt = dict(zip(method.drawn.ids.tolist(), method.increase.tolist(), strict=True))
+    chosen = [hurt.pop(sample) for sample in method.chosen.ids.tolist()]
+    assert min(chosen) >= max(hurt.values()) and len(hurt) == 15
+    assert method.replayed_labels.tolist() == method.chosen.labels.tolist()
+
+
+# GSS: choose what to store -----------------------------------------------------------------------------------------
+
+
+class GSS(Probe):
+    """Offers only the half of the incoming samples that are least like each other."""
+
+    def choose_stored(self, learner: Learner, batch: Batch) -> np.ndarray:
+        count = batch.incoming_rows // 2  # the other half are their views
+        unit = F.normalize(batch.features[:count].detach(), dim=1)
+        likeness = (unit @ unit.T).fill_diagonal_(-1).amax(1)
+        self.stored = likeness.argsort()[: count // 2].numpy()
+        return self.stored
+
+
+def test_a_method_can_choose_what_to_store_as_gss_does(learner_of, digit_batches) -> None:
+    learner = learner_of(GSS)
+    expected: list[int] = []
+    for number, (images, labels) in enumerate(digit_batches([0, 1], 4)):
+        ids = np.arange(10) + 100 * number
+        learner.observe(images, labels, ids)
+        expected += ids[learner.method.stored].tolist()
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    assert len(expected) == 20 and sorted(held.ids.tolist()) == sorted(expected)
+
+
+# OCM: a second model -----------------------------------------------------------------------------------------------
+
+
+class OCM(Probe):
+    """Keeps a slow copy of the network and holds the features of replayed samples near the copy's."""
+
+    def __init__(self, config=None) -> None:
+        super().__init__(config)
+        self.slow: dict[str, Tensor] = {}
+        self.target: Tensor | None = None
+
+    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        replay = super().choose_replay(learner, images, columns, size)
+        network = learner.network.eval()
+        with torch.no_grad():
+            self.target = torch.func.functional_call(network, self.slow, (learner.to_device(replay.images),))[
+                1
+            ]
+        return replay
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = super().loss(batch)
+        if self.target is not None:
+            loss = loss + F.mse_loss(batch.features[batch.replayed][: len(self.target)], self.target)
+        return loss
+
+    def after_step(self, learner: Learner, batch: Batch) -> None:
+        for name, value in learner.network.state_dict().items():
+            old = self.slow.get(name)
+            if old is None or not value.is_floating_point():
+                self.slow[name] = value.clone()
+                continue
+            # A class that came since starts as the network has it.
+            known = slice(None, len(old)) if old.dim() else ...
+            moved = value.clone()
+            moved[known] = torch.lerp(old, value[known], 0.5)
+            self.slow[name] = moved
+
+    def state(self) -> dict[str, Tensor]:
+        return self.slow
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.slow = state
+
+
+def test_a_methods_second_model_survives_a_checkpoint_as_ocm_needs(
+    learner_of, two_tasks, tmp_path: Path
+) -> None:
+    learner = learner_of(OCM)
+    for images, labels in two_tasks[:4]:
+        learner.observe(images, labels)
+    assert not torch.equal(learner.method.slow["stem.weight"], learner.network.stem.weight)
+    learner.save(tmp_path / "checkpoint")
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    assert isinstance(restored.method, OCM)
+    for images, labels in two_tasks[4:]:
+        assert restored.observe(images, labels).loss == learner.observe(images, labels).loss
+    assert learner.method.slow.keys() == restored.method.slow.keys()
+    assert all(torch.equal(value, restored.method.slow[name]) for name, value in learner.method.slow.items())
+
+
+# SCR: classify by the nearest class mean ---------------------------------------------------------------------------
+
+
+class SCR(Method):
+    """No proxies: contrasts samples with samples, and answers with the nearest mean of those in memory."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return losses.supervised_contrastive(batch.features, batch.labels, batch.tau)
+
+    def class_logits(self, learner: Learner, network: Network, features: Tensor) -> Tensor:
+        held = learner.memory.at(np.arange(len(learner.memory)))
+        unit = F.normalize(network.features(learner.to_device(held.images)), dim=1)
+        means = torch.stack([unit[held.labels == column].mean(0) for column in range(len(learner.class_ids))])
+        return -torch.cdist(F.normalize(features, dim=1), means)
+
+
+def unit_features(learner: Learner, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        features = learner.network.eval().features(learner.to_device(images)).numpy()
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
+def test_a_method_can_classify_by_nearest_class_mean_as_scr_does(learner_of, digits, digit_batches) -> None:
+    learner = learner_of(SCR, memory=MemoryConfig(samples=60))
+    for images, labels in digit_batches([6, 1], 12):
+        learner.observe(images, labels)
+    chosen = np.isin(digits.test_labels, [6, 1])
+    pictures, truth = digits.test_images[chosen], digits.test_labels[chosen]
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    features, stored = unit_features(learner, pictures), unit_features(learner, held.images)
+    distances = [
+        np.linalg.norm(features - stored[held.labels == column].mean(0), axis=1) for column in (0, 1)
+    ]
+    prediction = learner.predict(pictures)
+    assert prediction.best.tolist() == prediction.class_ids[np.argmin(distances, axis=0)].tolist()
+    # The proxies, which nobody trained, would not have known.
+    by_proxy = learner.network.similarities(torch.from_numpy(features)).argmax(1).numpy()
+    assert (prediction.best == truth).mean() > 0.8 > (prediction.class_ids[by_proxy] == truth).mean()
+
+
+# ER-WA: correct weights after training -----------------------------------------------------------------------------
+
+
+class ERWA(Probe):
+    """Gives all proxies the same length after every step."""
+
+    @torch.no_grad()
+    def after_step(self, learner: Learner, batch: Batch) -> None:
+        proxies = learner.network.proxies
+        length = proxies.norm(dim=1, keepdim=True)
+        proxies *= length.mean() / length
+
+
+def test_a_method_can_correct_weights_after_the_step_as_er_wa_does(learner_of, two_tasks) -> None:
+    learner = learner_of(ERWA, optimiser="adam", lr=0.01)
+    plain = learner_of(Probe, optimiser="adam", lr=0.01)
+    for images, labels in two_tasks:
+        before = learner.network.proxies.detach().clone()
+        learner.observe(images, labels)
+        plain.observe(images, labels)
+        lengths = learner.network.proxies.norm(dim=1)
+        torch.testing.assert_close(lengths, lengths.mean().expand_as(lengths))
+        # The optimiser still moves the parameter that was corrected.
+        assert len(before) == 0 or not torch.equal(learner.network.proxies[: len(before)], before)
+    assert plain.network.proxies.norm(dim=1).std() > 1e-3

@@ -1,0 +1,267 @@
+"""What every method must do, run over all of them by name; and what tells the methods apart."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge_hpcr import losses, methods
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import Learner, LearnerConfig, StepReport
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.methods import Batch, Records
+from edge_hpcr.methods.hpcr import sample_distillation
+from edge_hpcr.methods.pcr_ct_pcd import distillable, proxy_distillation
+
+every_method = pytest.mark.parametrize("name", methods.NAMES)
+WITHOUT_MEMORY = {"finetune", "iid", "iid_pp"}
+STORES = {"hpcr": (True, True), "pcr_ct_pcd": (True, False)}  # logits, features; the others store neither
+SHADES = {0: (200, 40, 40), 1: (40, 200, 40), 2: (40, 40, 200), 3: (200, 200, 40)}
+
+
+def make_learner(name: str, options: dict[str, Any] | None = None, **changes: Any) -> Learner:
+    config = LearnerConfig(
+        height=8,
+        width=8,
+        method=name,
+        method_options=options or {},
+        memory=MemoryConfig(samples=12),
+        nf=4,
+        replay=4,
+    )
+    return Learner(replace(config, **changes), device="cpu")
+
+
+def pictures(labels: list[int], seed: int = 0) -> np.ndarray:
+    """Noise around a colour that only the class has."""
+    noise = np.random.default_rng(seed).integers(-40, 41, (len(labels), 8, 8, 3))
+    return (np.array([SHADES[label] for label in labels])[:, None, None] + noise).astype(np.uint8)
+
+
+def observe(learner: Learner, labels: list[int], seed: int = 0) -> StepReport:
+    return learner.observe(pictures(labels, seed), labels)
+
+
+def weights_equal(one: Learner, two: Learner) -> bool:
+    pairs = zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# What every method must do -----------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_method_is_created_by_its_name(name: str) -> None:
+    method = methods.create(name)
+    assert type(method) is methods.method_class(name)
+    assert method.config == method.Config()
+
+
+@every_method
+def test_the_loss_falls_when_the_same_batch_comes_again_and_again(name: str) -> None:
+    learner = make_learner(name)
+    reported = [observe(learner, [0, 1, 0, 1, 2, 2]).loss for _ in range(16)]
+    assert np.isfinite(reported).all()
+    assert np.mean(reported[-3:]) < 0.9 * np.mean(reported[:3])
+
+
+@every_method
+@pytest.mark.parametrize("views", [True, False])
+def test_a_single_image_is_a_batch(name: str, views: bool) -> None:
+    learner = make_learner(name, views=views)
+    reported = [observe(learner, [label]) for label in (0, 0, 1)]
+    assert np.isfinite([report.loss for report in reported]).all()
+    assert learner.predict(pictures([0])).scores.shape == (1, 2)
+
+
+@every_method
+def test_the_first_step_learns_although_the_memory_is_empty(name: str) -> None:
+    learner = make_learner(name)
+    before = learner.network.stem.weight.detach().clone()
+    report = observe(learner, [0, 1, 1])
+    assert report.replayed == 0 and np.isfinite(report.loss)
+    assert not torch.equal(learner.network.stem.weight, before)
+
+
+@every_method
+def test_old_and_new_classes_replay_together(name: str) -> None:
+    learner = make_learner(name)
+    reported = [
+        observe(learner, labels, seed) for seed, labels in enumerate([[0, 1, 0], [1, 0, 1], [2, 3], [3, 2]])
+    ]
+    assert np.isfinite([report.loss for report in reported]).all()
+    assert [r.replayed for r in reported] == ([0] * 4 if name in WITHOUT_MEMORY else [0, 3, 4, 4])
+    assert learner.predict(pictures([0, 3])).class_ids.tolist() == [0, 1, 2, 3]
+
+
+@every_method
+def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
+    options = {
+        key: value * 2
+        for key, value in asdict(methods.create(name).config).items()
+        if key in ("cycle", "alpha")
+    }
+    learner = make_learner(name, options)
+    for seed, labels in enumerate([[0, 1], [1, 0], [2, 0]]):
+        observe(learner, labels, seed)
+    learner.save(tmp_path / "checkpoint")
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    assert restored.config == learner.config
+    assert type(restored.method) is type(learner.method) and restored.method.config == learner.method.config
+    assert observe(restored, [1, 2], 7).loss == observe(learner, [1, 2], 7).loss
+    assert weights_equal(restored, learner)
+
+
+@every_method
+def test_an_unknown_option_is_refused_with_the_valid_ones(name: str) -> None:
+    valid = sorted(asdict(methods.create(name).config))
+    with pytest.raises(UserError) as error:
+        methods.create(name, {"tau_hihg": 1.0})
+    assert "'tau_hihg'" in str(error.value) and f"'{name}'" in str(error.value)
+    assert str(error.value).endswith(f"it has {', '.join(valid)}" if valid else "it has none")
+
+
+@every_method
+def test_the_memory_keeps_what_the_method_needs_and_no_more(name: str) -> None:
+    learner = make_learner(name)
+    observe(learner, [0, 1, 1])
+    logits, features = STORES.get(name, (False, False))
+    kept = learner.memory.at(np.arange(len(learner.memory)))
+    assert len(learner.memory) == (0 if name in WITHOUT_MEMORY else 3)
+    assert kept.logits.shape[1] == (2 if logits else 0)
+    assert kept.features.shape[1] == (learner.network.feature_size if features else 0)
+
+
+@every_method
+def test_a_config_is_frozen_and_made_of_plain_values(name: str) -> None:
+    config = methods.create(name).config
+    assert type(config).__dataclass_params__.frozen
+    assert all(type(value) in (int, float, str, bool) for value in asdict(config).values())
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="'hpcrr'.*" + ", ".join(methods.NAMES)):
+        methods.create("hpcrr")
+
+
+# What tells them apart ---------------------------------------------------------------------------------------------
+
+
+def make_batch(distinct_samples: int = 20, known: tuple[int, ...] = (2, 2, 2, 3), step: int = 40) -> Batch:
+    """Six incoming and four replayed rows of three classes; `known` is of the replayed rows' records."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return Batch(
+        logits=3 * normal(10, 3),
+        features=normal(10, 5),
+        labels=torch.tensor([0, 1, 2, 2, 2, 1, 0, 1, 0, 1]),
+        incoming_rows=6,
+        distinct_samples=distinct_samples,
+        records=Records(3 * normal(4, 3), normal(4, 5), torch.tensor(known)),
+        step=step,
+        tau=0.09,
+    )
+
+
+def loss_of(name: str, batch: Batch, **options: Any) -> float:
+    return methods.create(name, options).loss(batch).item()
+
+
+def test_the_reference_rows_are_their_equations() -> None:
+    batch = make_batch()
+    cross_entropy = losses.replay_cross_entropy(batch.logits, batch.labels).item()
+    contrastive = losses.supervised_contrastive(batch.features, batch.labels, 0.09).item()
+    with_samples = losses.cross_entropy_with_samples(batch.logits, batch.features, batch.labels, 0.09).item()
+    assert [loss_of(name, batch) for name in ("er", "finetune", "iid", "iid_pp")] == [cross_entropy] * 4
+    assert loss_of("couple_1", batch) == pytest.approx(cross_entropy + contrastive)
+    assert loss_of("couple_2", batch) == with_samples
+    assert loss_of("pcr", batch) == losses.pcr(batch.logits, batch.labels).item()
+
+
+def test_sample_pairs_enter_large_batches_only_unless_pcr_c_forces_them() -> None:
+    small, large = make_batch(distinct_samples=59), make_batch(distinct_samples=60)
+    proxies_alone = losses.pcr(small.logits, small.labels).item()
+    with_pairs = losses.pcr_contrastive(small.logits, small.features, small.labels, 0.09).item()
+    multiplier = losses.temperature_multiplier(40, 0.09, 500, 0.16, 0.05)
+    assert with_pairs != pytest.approx(proxies_alone)
+    assert loss_of("pcr_c", small) == loss_of("pcr_c", large) == with_pairs
+    assert loss_of("pcr_ct", small) == pytest.approx(multiplier * proxies_alone)
+    assert loss_of("pcr_ct", large) == pytest.approx(multiplier * with_pairs)
+    assert loss_of("pcr_ct", small, smallest_batch=59) == pytest.approx(multiplier * with_pairs)
+
+
+def test_the_temperature_options_reach_the_loss() -> None:
+    batch = make_batch(step=125)
+    plain = losses.pcr(batch.logits, batch.labels).item()
+    assert loss_of("pcr_ct", batch) == pytest.approx(plain * 0.09 / 0.105)
+    assert loss_of("pcr_ct", batch, schedule="cosine") == pytest.approx(plain * (0.5625 + 1.8) / 2)
+    assert loss_of("pcr_ct", batch, cycle=250) == pytest.approx(plain * 1.8)
+    assert loss_of("pcr_ct", batch, tau_high=0.09, tau_low=0.09) == pytest.approx(plain)
+
+
+def test_hpcr_is_the_sum_of_its_components_with_their_weights() -> None:
+    batch = make_batch()
+    base = loss_of("pcr_ct", batch)
+    pcd, scd = proxy_distillation(batch, "older").item(), sample_distillation(batch, "older").item()
+    assert pcd > 0 and scd > 0
+    assert loss_of("pcr_ct_pcd", batch) == pytest.approx(base + 0.1 * pcd)
+    assert loss_of("pcr_ct_pcd", batch, alpha=2.0) == pytest.approx(base + 2 * pcd)
+    assert loss_of("hpcr", batch) == pytest.approx(base + 0.1 * pcd + 0.5 * scd)
+    assert loss_of("hpcr", batch, alpha=0.0, beta=3.0) == pytest.approx(base + 3 * scd)
+
+
+def test_distillation_is_over_the_replayed_rows_weighted_by_the_whole_batch() -> None:
+    batch = make_batch()
+    distances = (batch.logits[6:] - batch.records.logits) ** 2
+    # The first three are older than class 2, which they did not know: only classes 0 and 1 count.
+    counts = {0: 3, 1: 4}
+    expected = sum(counts[c] * distances[row, c].item() / 10 for row in (0, 1, 2) for c in counts) / 4
+    assert proxy_distillation(batch, "older").item() == pytest.approx(expected)
+
+
+def test_only_records_older_than_the_newest_class_are_distilled_unless_always_is_asked_for() -> None:
+    batch = make_batch(known=(1, 3, 2, 3))
+    assert distillable(batch, "older").tolist() == [True, False, True, False]
+    assert distillable(batch, "always").tolist() == [True] * 4
+    nothing_new = make_batch(known=(3, 3, 3, 3))
+    assert (
+        loss_of("hpcr", nothing_new) == loss_of("pcr_ct_pcd", nothing_new) == loss_of("pcr_ct", nothing_new)
+    )
+    assert loss_of("hpcr", nothing_new, distil="always") > loss_of("hpcr", nothing_new)
+
+
+STREAM = [[0, 1, 0, 1], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 0, 0], [2, 3, 2, 3], [3, 2, 3, 2], [2, 2, 3, 3]]
+FIRST_NEW_CLASS = 4
+
+
+def losses_along_the_stream(learner: Learner) -> list[float]:
+    return [observe(learner, labels, seed).loss for seed, labels in enumerate(STREAM)]
+
+
+def test_hpcr_without_distillation_weights_is_pcr_ct_bit_for_bit() -> None:
+    without, plain = make_learner("hpcr", {"alpha": 0.0, "beta": 0.0}), make_learner("pcr_ct")
+    assert losses_along_the_stream(without) == losses_along_the_stream(plain)
+    assert weights_equal(without, plain)
+
+
+@pytest.mark.parametrize("name", ["hpcr", "pcr_ct_pcd"])
+def test_distillation_begins_with_the_first_class_after_the_first_without_being_told(name: str) -> None:
+    distilled = losses_along_the_stream(make_learner(name))
+    plain = losses_along_the_stream(make_learner("pcr_ct"))
+    assert distilled[:FIRST_NEW_CLASS] == plain[:FIRST_NEW_CLASS]
+    assert distilled[FIRST_NEW_CLASS] > plain[FIRST_NEW_CLASS]
+
+
+def test_iid_plus_plus_sees_twice_the_samples_in_as_many_steps() -> None:
+    once, twice = methods.method_class("iid"), methods.method_class("iid_pp")
+    assert (once.shuffled_passes, once.samples_a_step) == (1, 10)
+    assert (twice.shuffled_passes, twice.samples_a_step) == (2, 20)
+    assert (
+        methods.method_class("finetune").shuffled_passes == methods.method_class("hpcr").shuffled_passes == 0
+    )

@@ -1,0 +1,173 @@
+"""The speed benchmark measures what it says, and its two contestants do the same work."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tqdm import tqdm
+
+from edge_hpcr import speed, speed_parts
+from edge_hpcr.cli import main
+from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.network import Network
+from edge_hpcr.plain_step import PlainMemory, PlainStep
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What a quick run leaves behind, without CIFAR10 at hand."""
+    folder = tmp_path_factory.mktemp("speed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_HPCR_DATA", str(folder / "no data"))
+        assert main(["speed", "--quick", "--out", str(folder / "made" / "speed.json")]) == 0
+    return json.loads((folder / "made" / "speed.json").read_text())
+
+
+def random_batch(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return rng.integers(0, 256, (count, 32, 32, 3), np.uint8), rng.integers(0, speed.CLASSES, count)
+
+
+def contestants(**options: object) -> tuple[Learner, PlainStep]:
+    """With equal weights and the same samples in memory."""
+    config = LearnerConfig(method="hpcr", memory=MemoryConfig(samples=10), nf=8, **options)
+    learner, plain = Learner(config, "cpu"), PlainStep(config, speed.CLASSES)
+    speed.fill(learner, plain, *random_batch(np.random.default_rng(1), 40))
+    plain.network.load_state_dict(learner.network.state_dict())
+    return learner, plain
+
+
+def test_a_quick_run_keeps_every_measurement(result: dict) -> None:
+    assert result["hardware"] and result["finished"] and result["versions"]["torch"] == torch.__version__
+    assert result["threads"] == 1 and result["plan"]["rounds"] == speed.QUICK.rounds
+    assert len(result["load_average"]["start"]) == len(result["load_average"]["end"]) == 3
+    assert "photographs" in result["images"]
+    for step in result["step"].values():
+        assert step["samples_a_second"] == pytest.approx(1e4 / step["wall_ms"]["median"])
+    for ratio in (
+        *result["speedup"].values(),
+        result["bound"]["share_wall"],
+        result["bound"]["share_processor"],
+    ):
+        assert 0 < ratio["q1"] <= ratio["median"] <= ratio["q3"]
+    assert set(result["operations_ms"]) == {*speed_parts.KINDS.values(), speed_parts.OTHER}
+    # 4 stages of 2 blocks of 2 convolutions, a stem and 3 shortcuts.
+    assert sum(layer["times"] for layer in result["layers"]) == 20
+    assert [cost["codec"] for cost in result["memory_cost"]] == ["raw", "webp"]
+
+
+def test_the_shares_of_a_step_add_up_and_the_network_takes_most_of_it(result: dict) -> None:
+    shares = result["shares"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(share > 0 for share in shares.values())
+    assert result["outside_network"] == pytest.approx(
+        1 - shares["network forward"] - shares["network backward"]
+    )
+    assert shares["network backward"] > shares["network forward"] > result["outside_network"]
+
+
+def test_the_operations_of_a_step_are_found_under_the_names_they_are_looked_for(result: dict) -> None:
+    milliseconds = dict(result["operations_ms"])
+    assert all(value > 0 for value in milliseconds.values())
+    assert milliseconds["convolution, backward"] > milliseconds["convolution, forward"]
+    assert milliseconds["convolution, backward"] > milliseconds[speed_parts.OTHER]
+
+
+def test_a_raw_sample_takes_at_most_0_28_of_the_float32_one(result: dict) -> None:
+    sizes = result["bytes_a_sample"]
+    assert sizes["float32"] == 12_968
+    assert sizes["raw"] == {"bytes": 3_424, "share_of_float32": pytest.approx(3_424 / 12_968)}
+    assert sizes["raw"]["share_of_float32"] <= 0.28
+    assert sizes["webp"]["bytes"] < sizes["jpeg"]["bytes"] < sizes["raw"]["bytes"]
+
+
+def test_a_memory_a_hundred_times_as_large_costs_about_the_same(result: dict) -> None:
+    for cost in result["memory_cost"]:
+        for name in ("sample", "update"):
+            assert cost[name]["held"] == [200, 2_000, 20_000]
+            # Generous, as so few calls are noisy; a cost that grew with the size would be near 100.
+            assert cost[name]["largest_to_smallest"]["median"] < 10
+
+
+def test_the_network_of_the_paper_takes_13_gflop_a_step() -> None:
+    assert speed.step_flops(Network((32, 32))) == pytest.approx(13.06e9, rel=0.005)
+
+
+def test_both_contestants_take_the_same_step_when_they_see_the_same_images() -> None:
+    learner, plain = contestants(views=False)
+    before = {name: value.clone() for name, value in learner.network.named_parameters()}
+    images, labels = random_batch(np.random.default_rng(2), speed.INCOMING)
+    assert plain.observe(images, labels) == pytest.approx(learner.observe(images, labels).loss, abs=1e-4)
+
+    ours, theirs = dict(learner.network.named_parameters()), dict(plain.network.named_parameters())
+    moved = math.hypot(*(float((ours[name] - before[name]).detach().norm()) for name in before))
+    apart = math.hypot(*(float((ours[name] - theirs[name]).detach().norm()) for name in before))
+    assert moved > 1e-3
+    # Not closer: where rounding turns a ReLU over, single gradients differ.
+    assert apart < 0.02 * moved
+
+
+def test_the_plain_step_learns_with_views_and_a_finite_loss() -> None:
+    _, plain = contestants()
+    images, labels = random_batch(np.random.default_rng(2), speed.INCOMING)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        losses = [plain.observe(images, labels) for _ in range(8)]
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    assert plain.memory.seen == 10 + 8 * speed.INCOMING
+
+
+def test_the_plain_step_is_plain() -> None:
+    _, plain = contestants()
+    assert all(parameter.is_contiguous() for parameter in plain.network.parameters())
+    memory = plain.memory
+    assert {rows.dtype for rows in (memory.images, memory.logits, memory.features)} == {torch.float32}
+
+
+def test_rows_of_the_plain_memory_stay_together() -> None:
+    memory = PlainMemory(7, (3, 2, 2), 4, 5)
+    rng = np.random.default_rng(0)
+    for start in range(0, 40, 8):
+        number = torch.arange(start, start + 8)
+        images = number.view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+        memory.update(
+            images, number, number.view(-1, 1).expand(-1, 5), number.view(-1, 1).expand(-1, 4), 5, rng
+        )
+    assert memory.held == 7 and memory.seen == 40
+    assert memory.labels.max() > 8  # later samples got in
+    for rows in (memory.images.flatten(1), memory.logits, memory.features):
+        assert (rows == memory.labels[:, None]).all()
+    assert len(set(memory.sample(5, rng).tolist())) == 5
+
+
+def test_timing_a_step_leaves_the_learner_as_it_was() -> None:
+    learner, _ = contestants()
+    owners = (learner, learner.network, learner.memory, learner.method, learner.optimiser, learner.average)
+    before, backward = [set(vars(owner)) for owner in owners], torch.Tensor.backward
+    batches = iter([random_batch(np.random.default_rng(2), speed.INCOMING)])
+    with tqdm(disable=True) as bar:
+        speed_parts.shares(learner, batches, 1, bar)
+    assert [set(vars(owner)) for owner in owners] == before
+    assert torch.Tensor.backward is backward
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--rounds", "0"], "at least 1"),
+        (["--threads", "0"], "at least 1"),
+        (["--out", "FOLDER"], "cannot be written"),
+        (["--out", "FOLDER/file/speed.json"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["speed", *(argument.replace("FOLDER", str(tmp_path)) for argument in arguments)]) == 2
+    message = capsys.readouterr().err
+    assert complaint in message and message.count("\n") == 1
