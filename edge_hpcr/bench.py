@@ -345,7 +345,9 @@ def _stop_on_signal(run: Run) -> Any:
         run.stop_requested = True
         signal.signal(number, previous[number])
 
-    previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     for number in previous:
         signal.signal(number, ask)
     try:

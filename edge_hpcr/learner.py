@@ -67,7 +67,9 @@ class LearnerConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
         # JSON has no tuples.
-        jitter: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()}
+        jitter: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()
+        }
         nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**jitter)}
         return cls(**{**values, **nested})
 

@@ -343,7 +343,7 @@ def test_the_papers_schedule_is_the_default() -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'linear'.*'reciprocal', 'cosine'"):
+    with pytest.raises(ValueError, match=r"'linear'.*'reciprocal', 'cosine'"):
         multiplier(0, "linear")
 
 
