@@ -4,10 +4,11 @@ The same network, losses and optimiser as the learner's, but tensors in PyTorch'
 image at a time through PIL, and a memory of float32 rows. It is here to be measured, not to be used.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision import transforms
 
 from edge_hpcr import methods
 from edge_hpcr.augment import AugmentConfig
@@ -112,8 +113,10 @@ class PlainStep:
         return torch.cat([group, torch.stack([self.view(image) for image in group])])
 
 
-def pil_view(config: AugmentConfig, side: tuple[int, int]) -> transforms.Compose:
+def pil_view(config: AugmentConfig, side: tuple[int, int]) -> Callable[[Tensor], Tensor]:
     """An augmented view of one float image [3, H, W], by way of a PIL image; draws from PyTorch's own generator."""
+    from torchvision import transforms  # here, because importing it takes seconds
+
     jitter = transforms.ColorJitter(config.brightness, config.contrast, config.saturation, config.hue)
     return transforms.Compose(
         [

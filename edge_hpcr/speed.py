@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_sample_images
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -168,6 +167,8 @@ def _images() -> tuple[np.ndarray, np.ndarray, str]:
     if (data.default_root() / "cifar10").is_dir():
         dataset = data.load("cifar10")
         return dataset.train_images[:POOL], dataset.train_labels[:POOL].astype(np.int64), "CIFAR10"
+    from sklearn.datasets import load_sample_images  # here, because importing it takes a second
+
     # Photographs and not noise: the size and the cost of an encoded image depend on what it shows.
     tiles = [
         photo[top : top + SIDE, left : left + SIDE]
@@ -268,7 +269,10 @@ def _compared(wall: dict[str, np.ndarray], cpu: dict[str, np.ndarray], flops: in
 
 
 def step_flops(network: Network) -> int:
-    """Multiplications and additions of the network's forward and backward over the 40 images of a step."""
+    """Multiplications and additions of the network's forward and backward over the 40 images of a step.
+
+    Of the plain step's network: a way to compute with fewer of them must not lower the bound that it is held against.
+    """
     network.train()
     with FlopCounterMode(display=False) as counter:
         network.features(torch.zeros(4 * INCOMING, 3, SIDE, SIDE)).sum().backward()
