@@ -25,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 from edge_hpcr import __version__, checkpoint, data, methods, metrics
+from edge_hpcr.allocator import keep_freed_memory
 from edge_hpcr.data import registry
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig
@@ -128,6 +129,7 @@ class Run:
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
         torch.set_num_threads(self.config.threads)
+        keep_freed_memory()
         saved = time.monotonic()
         with self._progress_bar(bar_position) as bar, _stop_on_signal(self):
             while self.progress.task < len(self.stream.tasks):

@@ -290,10 +290,10 @@ class Learner:
     def _features(self, groups: list[Tensor]) -> Tensor:
         # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
         alone = any(len(group) == 1 for group in groups)
-        if self.config.batch_norm == "joint" or alone:
-            groups = [torch.cat(groups).contiguous(memory_format=torch.channels_last)]
-        self.network.train(len(groups[0]) > 1)
-        return torch.cat([self.network.features(group) for group in groups])
+        joint = self.config.batch_norm == "joint" or alone
+        images = torch.cat(groups).contiguous(memory_format=torch.channels_last)
+        self.network.train(len(images) > 1)
+        return self.network.features(images, None if joint else [len(group) for group in groups])
 
     def _remember(
         self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None

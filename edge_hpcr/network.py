@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_hpcr.errors import UserError
+from edge_hpcr.winograd import Conv3x3
 
 SMALLEST_SIDE, LARGEST_SIDE = 8, 256
 POOL = 4
@@ -20,24 +21,33 @@ BLOCKS_PER_STAGE = 2
 class BasicBlock(nn.Module):
     def __init__(self, width_in: int, width_out: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride, 1, bias=False)
+        self.conv1 = Conv3x3(width_in, width_out, stride)
         self.bn1 = nn.BatchNorm2d(width_out)
-        self.conv2 = nn.Conv2d(width_out, width_out, 3, 1, 1, bias=False)
+        self.conv2 = Conv3x3(width_out, width_out)
         self.bn2 = nn.BatchNorm2d(width_out)
         self.stride = stride
-        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut: nn.Sequential | None = None
         if stride != 1 or width_in != width_out:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(width_in, width_out, 1, bias=False), nn.BatchNorm2d(width_out)
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out))
+    def forward(self, x: Tensor, groups: list[int] | None = None) -> Tensor:
+        out = F.relu(_normalised(self.conv1(x), self.bn1, groups), inplace=True)
+        out = _normalised(self.conv2(out), self.bn2, groups)
+        if self.shortcut is None:
+            out += x
+            return F.relu(out, inplace=True)
+        convolution, batch_norm = self.shortcut
         # The same as a 1x1 convolution with this stride, whose gradient oneDNN 3.13 computes outside its buffers when
         # a layer has fewer than 8 channels (seen as a corrupted heap).
-        out += self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        out += _normalised(convolution(x[:, :, :: self.stride, :: self.stride]), batch_norm, groups)
         return F.relu(out, inplace=True)
+
+
+def _normalised(x: Tensor, batch_norm: nn.Module, groups: list[int] | None) -> Tensor:
+    """Batch-norm with the statistics of each group of rows for itself."""
+    return batch_norm(x) if groups is None else torch.cat([batch_norm(part) for part in x.split(groups)])
 
 
 class Network(nn.Module):
@@ -91,11 +101,16 @@ class Network(nn.Module):
         kept = [c for c in range(self.num_classes) if c != column]
         self.proxies = nn.Parameter(self.proxies.detach()[kept].clone())
 
-    def features(self, images: Tensor) -> Tensor:
-        """`z = h(x)`; images are float RGB in [0, 1], [N, 3, H, W]."""
-        x = F.relu(self.stem_bn(self.stem(images)), inplace=True)
-        x = F.avg_pool2d(self.stages(x), self.pool)
-        return x.flatten(1)
+    def features(self, images: Tensor, groups: list[int] | None = None) -> Tensor:
+        """`z = h(x)`; images are float RGB in [0, 1], [N, 3, H, W].
+
+        `groups` are the sizes of groups of images that take batch-norm's statistics apart. It is one pass all the
+        same: convolutions do not mix images, and are faster for more of them.
+        """
+        x = F.relu(_normalised(self.stem(images), self.stem_bn, groups), inplace=True)
+        for block in self.stages:
+            x = block(x, groups)
+        return F.avg_pool2d(x, self.pool).flatten(1)
 
     def similarities(self, features: Tensor) -> Tensor:
         """Cosine of every feature with every proxy."""

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from edge_hpcr import __version__, data, speed_parts, speed_tables
+from edge_hpcr.allocator import keep_freed_memory
 from edge_hpcr.bench import hardware
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig
@@ -107,6 +108,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
     """Everything that `speed` reports, ready for JSON."""
     threads_before, load_before = torch.get_num_threads(), os.getloadavg()
     torch.set_num_threads(threads)
+    keep_freed_memory()  # for all contestants
     try:
         with torch.random.fork_rng(devices=[]), _progress_bar(plan) as bar:
             torch.manual_seed(0)  # torchvision's transforms draw from PyTorch's own generator

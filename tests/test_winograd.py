@@ -1,0 +1,72 @@
+"""The fast 3x3 convolution is the convolution."""
+
+import pytest
+import torch
+from torch import nn
+
+from edge_hpcr.network import Network
+from edge_hpcr.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
+
+
+def random_images(*shape: int) -> torch.Tensor:
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("count", "width_in", "width_out", "height", "width"),
+    [
+        (40, 160, 160, 4, 4),
+        (6, 80, 80, 8, 8),
+        (3, 64, 96, 11, 5),  # tiles that stick out, unequal sides and widths
+        (1, 64, 64, 1, 1),
+        (2, 64, 64, 16, 16),
+    ],
+)
+def test_outputs_and_gradients_are_those_of_the_plain_convolution(
+    count: int, width_in: int, width_out: int, height: int, width: int
+) -> None:
+    layer = Conv3x3(width_in, width_out).to(memory_format=torch.channels_last)
+    images = random_images(count, width_in, height, width).requires_grad_()
+    fast = layer(images)
+    assert type(fast.grad_fn).__name__ == "_WinogradBackward"
+    exact = nn.functional.conv2d(images.double(), layer.weight.double(), None, 1, 1)
+    gradient = random_images(*fast.shape)
+    pairs = [(fast, exact)]
+    pairs += zip(
+        torch.autograd.grad(fast, [images, layer.weight], gradient),
+        torch.autograd.grad(exact, [images, layer.weight], gradient.double()),
+        strict=True,
+    )
+    for ours, reference in pairs:
+        assert (ours - reference).abs().max() < 3e-5 * reference.abs().max()
+    assert fast.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("width", "side", "stride"),
+    [(FEWEST_CHANNELS - 1, 8, 1), (FEWEST_CHANNELS, LARGEST_SIDE + 1, 1), (FEWEST_CHANNELS, 8, 2)],
+)
+def test_layers_that_gain_nothing_are_left_to_the_library(width: int, side: int, stride: int) -> None:
+    layer = Conv3x3(width, width, stride).to(memory_format=torch.channels_last)
+    output = layer(random_images(2, width, side, side))
+    assert type(output.grad_fn).__name__ == "ConvolutionBackward0"
+
+
+def test_a_forward_pass_alone_is_exactly_the_library_s() -> None:
+    layer = Conv3x3(64, 64).to(memory_format=torch.channels_last)
+    images = random_images(2, 64, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(layer(images), nn.functional.conv2d(images, layer.weight, None, 1, 1))
+
+
+def test_groups_in_one_pass_take_their_statistics_apart_as_in_two() -> None:
+    images = random_images(10, 3, 16, 16)
+    one, two = (Network((16, 16), nf=8).train() for _ in range(2))
+    together = one.features(images, [6, 4])
+    apart = torch.cat([two.features(group) for group in images.split([6, 4])])
+    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+    for (name, ours), theirs in zip(one.named_buffers(), two.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+    mixed = Network((16, 16), nf=8).train().features(images)
+    assert (mixed - together).abs().max() > 0.01
