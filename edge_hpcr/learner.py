@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
 
 from edge_hpcr import checkpoint, methods, optimise
 from edge_hpcr.augment import AugmentConfig, augment
@@ -194,10 +195,12 @@ class Learner:
         inputs = self._inputs(images, replay)
         batch, loss, network_seconds = self._forward_and_backward(inputs, columns, replay)
         loss_value = float(loss)
-        if not np.isfinite(loss_value):
+        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
+        gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
+        if not np.isfinite(loss_value + gradient):
             self._restore(before)
             raise LossNotFinite(
-                f"the loss is {loss_value} at step {self.step}: nothing was changed; lower the learning rate "
+                f"the loss is {loss_value} and its gradient's norm {gradient} at step {self.step}: nothing was changed; lower the learning rate "
                 f"({self.config.lr}), or continue from an older checkpoint"
             )
         self.method.adjust_gradients(self, batch)
@@ -255,7 +258,7 @@ class Learner:
         if self.config.views:
             views = augment(plain, self.rng, self.config.augment).split(split)
             groups = [torch.cat(pair) for pair in zip(groups, views, strict=True)]
-        return [group.contiguous(memory_format=torch.channels_last) for group in groups if len(group)]
+        return [group for group in groups if len(group)]
 
     def _forward_and_backward(
         self, inputs: list[Tensor], columns: np.ndarray, replay: Replay
@@ -266,9 +269,11 @@ class Learner:
         )
         labels = torch.cat([self._repeated(columns, views), self._repeated(replay.labels, views)])
         begun = time.perf_counter()
-        features = self._features(inputs)
+        images = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
+        features = self._features(images, [len(group) for group in inputs])
         forward_seconds = time.perf_counter() - begun
         batch = Batch(
+            images=images,
             logits=self.network.logits(features),
             features=features,
             labels=labels,
@@ -287,13 +292,11 @@ class Learner:
     def _repeated(self, array: np.ndarray, views: int) -> Tensor:
         return torch.from_numpy(np.concatenate([array] * views)).to(self.device)
 
-    def _features(self, groups: list[Tensor]) -> Tensor:
+    def _features(self, images: Tensor, groups: list[int]) -> Tensor:
         # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
-        alone = any(len(group) == 1 for group in groups)
-        joint = self.config.batch_norm == "joint" or alone
-        images = torch.cat(groups).contiguous(memory_format=torch.channels_last)
+        joint = self.config.batch_norm == "joint" or 1 in groups
         self.network.train(len(images) > 1)
-        return self.network.features(images, None if joint else [len(group) for group in groups])
+        return self.network.features(images, None if joint else groups)
 
     def _remember(
         self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
@@ -302,6 +305,8 @@ class Learner:
         if not self.method.uses_memory:
             return
         chosen = self.method.choose_stored(self, batch)
+        if chosen is not None and len(chosen) == 0:
+            return
         rows = slice(None) if chosen is None else chosen
         count = len(images)
         logits = batch.logits[:count].detach().cpu().numpy() if self.method.stores_logits else None

@@ -233,6 +233,17 @@ class ReplayMemory:
             known=heads["known"].astype(np.int64),
         )
 
+    def replace_image(self, slot: int, image: np.ndarray) -> None:
+        """Another picture for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
+        if not 0 <= slot < self._count:
+            raise IndexError(f"slots must lie in 0..{self._count - 1}")
+        self._check_images(image[None])
+        stored = self._to_stored(image)
+        self._image_bytes += stored_bytes(stored) - stored_bytes(self._images.get(slot))
+        self._images.put(slot, stored)
+        while _exceeds(self.config, self._count, self._total_bytes()):
+            self._evict()
+
     # The user's hand
 
     def remove(self, sample_id: int) -> bool:

@@ -95,11 +95,11 @@ class Network(nn.Module):
     def append_proxy(self, proxy: Tensor) -> None:
         """One more class. The old proxies keep their values; the parameter object is a new one."""
         grown = torch.cat([self.proxies.detach(), proxy.to(self.proxies)[None]])
-        self.proxies = nn.Parameter(grown)
+        self.proxies = nn.Parameter(grown, requires_grad=self.proxies.requires_grad)
 
     def remove_proxy(self, column: int) -> None:
         kept = [c for c in range(self.num_classes) if c != column]
-        self.proxies = nn.Parameter(self.proxies.detach()[kept].clone())
+        self.proxies = nn.Parameter(self.proxies.detach()[kept].clone(), self.proxies.requires_grad)
 
     def features(self, images: Tensor, groups: list[int] | None = None) -> Tensor:
         """`z = h(x)`; images are float RGB in [0, 1], [N, 3, H, W].

@@ -85,6 +85,7 @@ class PlainStep:
         self.network.train()
         features = torch.cat([self.network.features(group) for group in groups if len(group)])
         batch = Batch(
+            images=torch.cat(groups),
             logits=self.network.logits(features),
             features=features,
             labels=torch.cat([columns.repeat(views), memory.labels[slots].repeat(views)]),

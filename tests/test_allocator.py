@@ -29,7 +29,9 @@ PROGRAM = textwrap.dedent(
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc offers this choice")
 def test_large_buffers_that_are_freed_and_asked_for_again_cause_no_page_faults():
     faults = {
-        mode: int(subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, check=True).stdout)
+        mode: int(
+            subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, check=True).stdout
+        )
         for mode in ("keep", "leave")
     }
     pages_of_one_buffer = 20_000_000 // resource.getpagesize()

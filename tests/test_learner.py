@@ -11,8 +11,6 @@ from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.memory import MemoryConfig
 
-FAR_TOO_LARGE_RATE = 1e30
-
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:
     """Everything that the learner's future depends on, as arrays."""
@@ -247,6 +245,17 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_lea
     assert_same(before, weights(learner))
     assert random_state == learner.rng.bit_generator.state
     assert learner.step == 2
+
+
+def test_a_gradient_that_is_not_finite_stops_a_step_whose_loss_is(small_learner, digit_batches):
+    learner = small_learner()
+    batches = digit_batches([0, 1], 2)
+    learner.observe(*batches[0])
+    before = weights(learner)
+    learner.method.loss = lambda batch: (batch.logits * 0).sum().sqrt()  # zero, with an infinite slope
+    with pytest.raises(LossNotFinite, match=r"loss is 0\.0 and its gradient's norm nan at step 1"):
+        learner.observe(*batches[1])
+    assert_same(before, weights(learner))
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,20 @@ def test_a_method_can_choose_what_to_store_as_gss_does(learner_of, digit_batches
     assert len(expected) == 20 and sorted(held.ids.tolist()) == sorted(expected)
 
 
+class Picky(Probe):
+    """Offers nothing at all."""
+
+    def choose_stored(self, learner: Learner, batch: Batch) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+
+def test_a_method_may_store_nothing_of_a_batch(learner_of, digit_batches) -> None:
+    learner = learner_of(Picky)
+    for images, labels in digit_batches([0, 1], 2):
+        learner.observe(images, labels)
+    assert len(learner.memory) == 0 and learner.step == 2
+
+
 # OCM: a second model -----------------------------------------------------------------------------------------------
 
 
@@ -304,3 +318,38 @@ def test_a_method_can_correct_weights_after_the_step_as_er_wa_does(learner_of, t
         # The optimiser still moves the parameter that was corrected.
         assert len(before) == 0 or not torch.equal(learner.network.proxies[: len(before)], before)
     assert plain.network.proxies.norm(dim=1).std() > 1e-3
+
+
+# GMED: edit stored samples -----------------------------------------------------------------------------------------
+
+
+class GMED(Probe):
+    """Makes what it replays a little harder: moves the stored pictures along the gradient of their own loss."""
+
+    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        self.replay = super().choose_replay(learner, images, columns, size)
+        return self.replay
+
+    def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
+        # Here, and not after the step: slots stay valid only until the memory takes the incoming samples in.
+        if not len(learner.memory):
+            return
+        pictures = learner.to_device(self.replay.images).requires_grad_()
+        logits = learner.network(pictures)[0]
+        loss = losses.replay_cross_entropy(logits, torch.from_numpy(self.replay.labels))
+        (gradient,) = torch.autograd.grad(loss, [pictures])
+        edited = (pictures.detach() + 0.1 * gradient.sign()).clamp(0, 1).mul(255).round()
+        self.edited = edited.permute(0, 2, 3, 1).to(torch.uint8).numpy()
+        for slot, image in zip(self.replay.slots.tolist(), self.edited, strict=True):
+            learner.memory.replace_image(slot, image)
+
+
+def test_a_method_can_edit_stored_samples_as_gmed_does(learner_of, digit_batches) -> None:
+    learner = learner_of(GMED, memory=MemoryConfig(samples=100), replay=5)
+    for number, (images, labels) in enumerate(digit_batches([0, 1], 3)):
+        learner.observe(images, labels, np.arange(10) + 10 * number)
+    replay, edited = learner.method.replay, learner.method.edited
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    rows = [held.ids.tolist().index(sample) for sample in replay.ids.tolist()]
+    assert len(held.ids) == 30 and np.array_equal(held.images[rows], edited)
+    assert (edited != replay.images).any() and held.labels[rows].tolist() == replay.labels.tolist()

@@ -158,6 +158,7 @@ def make_batch(distinct_samples: int = 20, known: tuple[int, ...] = (2, 2, 2, 3)
         return torch.randn(*shape, generator=generator)
 
     return Batch(
+        images=torch.zeros(10, 3, 8, 8),
         logits=3 * normal(10, 3),
         features=normal(10, 5),
         labels=torch.tensor([0, 1, 2, 2, 2, 1, 0, 1, 0, 1]),

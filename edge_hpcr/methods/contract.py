@@ -32,9 +32,10 @@ class Records:
 class Batch:
     """One step's batch after the forward pass, before the update.
 
-    Rows: incoming samples, their augmented views, replayed samples, their augmented views.
+    The rows of `images`, `logits`, `features` and `labels`: incoming samples, their augmented views, replayed samples, their augmented views.
     """
 
+    images: Tensor
     logits: Tensor
     features: Tensor
     labels: Tensor
