@@ -78,8 +78,10 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError("--rounds and --threads take a whole number of at least 1")
     _check_writable(arguments.out)
     result = measure(plan, arguments.threads)
-    _write(arguments.out, result)
-    print(f"{speed_tables.tables(result)}\n\nkept in {arguments.out}")
+    tables, page = speed_tables.tables(result), arguments.out.with_suffix(".md")
+    _write(arguments.out, json.dumps(result, indent=1, allow_nan=False))
+    _write(page, f"Made by `python -m edge_hpcr speed` from `{arguments.out.name}`.\n\n```\n{tables}\n```")
+    print(f"{tables}\n\nkept in {arguments.out} and {page}")
     return 0
 
 
@@ -99,8 +101,8 @@ def _temporary(out: Path) -> Path:
     return out.with_name(out.name + ".writing")
 
 
-def _write(out: Path, result: dict[str, Any]) -> None:
-    _temporary(out).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+def _write(out: Path, text: str) -> None:
+    _temporary(out).write_text(text + "\n")
     _temporary(out).replace(out)
 
 

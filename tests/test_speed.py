@@ -23,6 +23,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_HPCR_DATA", str(folder / "no data"))
         assert main(["speed", "--quick", "--out", str(folder / "made" / "speed.json")]) == 0
+    assert "times as fast as plain" in (folder / "made" / "speed.md").read_text()
     return json.loads((folder / "made" / "speed.json").read_text())
 
 
