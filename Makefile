@@ -15,7 +15,7 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: install ## set up, then run the quick benchmark on the embedded digits
-	$(BIN)/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick
+	$(BIN)/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick --fresh
 
 test: check ## set up, check, then run every test
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ was restored goes on bit for bit.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import resource
@@ -13,7 +14,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from edge_hpcr import __version__, checkpoint, data, methods, metrics
 from edge_hpcr.allocator import keep_freed_memory
 from edge_hpcr.data import registry
 from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.split import SplitStream, split
 
@@ -59,6 +60,8 @@ class RunConfig:
         memory = self.learner.memory
         size = f"{memory.samples}" if memory.samples is not None else f"{memory.bytes}B"
         parts = [self.dataset, self.learner.method]
+        if self.tasks != registry.info(self.dataset).tasks:
+            parts.append(f"{self.tasks}tasks")
         if methods.method_class(self.learner.method).uses_memory:
             parts.append(size)
         if memory.codec != "raw":
@@ -105,9 +108,12 @@ class Run:
         )
         self.stop_requested = False
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._load_or_start()
+        self.learner = Learner(config.learner, config.device)
+        self.progress = Progress()
+        if self.learner.method.uses_memory:  # before hours of training, not when the last class arrives
+            self.learner.memory.check_holds(len(self.stream.class_order))
 
-    def _load_or_start(self) -> None:
+    def _continue_if_begun(self) -> None:
         if checkpoint.exists(self.checkpoint_path):
             self.learner, notes = Learner.load(self.checkpoint_path, self.config.device)
             if notes["run"] != _plain(asdict(self.config)):
@@ -116,11 +122,6 @@ class Run:
                     "anew with --fresh"
                 )
             self.progress = Progress(**notes["progress"])
-        else:
-            self.learner = Learner(self.config.learner, self.config.device)
-            self.progress = Progress()
-            if self.learner.method.uses_memory:  # before hours of training, not when the last class arrives
-                self.learner.memory.check_holds(len(self.stream.class_order))
 
     @property
     def steps_in_all(self) -> int:
@@ -128,8 +129,21 @@ class Run:
 
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
-        torch.set_num_threads(self.config.threads)
-        keep_freed_memory()
+        with _only_here(self.folder / f"{self.config.name}.lock"):
+            torch.set_num_threads(self.config.threads)
+            keep_freed_memory()
+            self._continue_if_begun()
+            try:
+                self._train(bar_position, on_step)
+            except LossNotFinite:
+                self.save()
+                raise
+            result = self.result()
+            _write_json(self.result_path, result)
+            checkpoint.remove(self.checkpoint_path)
+            return result
+
+    def _train(self, bar_position: int, on_step: Callable[[Run], None] | None) -> None:
         saved = time.monotonic()
         with self._progress_bar(bar_position) as bar, _stop_on_signal(self):
             while self.progress.task < len(self.stream.tasks):
@@ -150,10 +164,6 @@ class Run:
                 self._report_task(bar)
                 self.save()
                 saved = time.monotonic()
-        result = self.result()
-        _write_json(self.result_path, result)
-        checkpoint.remove(self.checkpoint_path)
-        return result
 
     def _step(self, order: np.ndarray, bar: tqdm) -> None:
         progress = self.progress
@@ -263,12 +273,11 @@ def finished_result(config: RunConfig, out: Path) -> dict[str, Any] | None:
         return None
     try:
         result = json.loads(path.read_text())
-    except json.JSONDecodeError:
-        raise UserError(
-            f"{path} is not JSON: it was cut short; delete it, or start anew with --fresh"
-        ) from None
+        config_there = dict(result["config"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = _plain(asdict(config))
-    if {key: result["config"].get(key) for key in wanted} != wanted:
+    if {key: config_there.get(key) for key in wanted} != wanted:
         raise UserError(
             f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
         )
@@ -297,7 +306,7 @@ def make_config(
         **(learner_options or {}),
     )
     methods.create(method, learner.method_options)
-    return RunConfig(dataset, learner, tasks or info.tasks, seed, **run_options)
+    return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:
@@ -337,10 +346,28 @@ def _write_json(path: Path, value: Any) -> None:
     temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
     checkpoint.flush_to_disk(temporary)
     temporary.rename(path)
+    checkpoint.flush_to_disk(path.parent)  # before the checkpoint goes that could make it again
 
 
 @contextmanager
-def _stop_on_signal(run: Run) -> Any:
+def _only_here(lock: Path) -> Iterator[None]:
+    """Refuse to run what another process is running: both would write the same checkpoint."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{lock.stem} is being run by another process; wait, or choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _stop_on_signal(run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run after the step that is under way; a second one ends it at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:

@@ -2,11 +2,18 @@
 
 import argparse
 import ast
+import hashlib
 import multiprocessing
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from edge_hpcr import checkpoint, data, methods, presets, report
@@ -26,6 +33,8 @@ examples:
 A run that was stopped (Ctrl-C, a power cut) continues when the same command is given again.
 """
 DEFAULT_BUFFER = 200
+LONGEST_LABEL = 80  # file systems allow 255 bytes a name
+DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 3  # how one run ended
 _LEARNER_OPTIONS = ("views", "replay", "nf", "tau", "optimiser", "lr", "batch_norm", "ema_decay")
 _MEMORY_OPTIONS = ("precision",)
 
@@ -46,7 +55,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument(
         "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)"
     )
-    what.add_argument("--tasks", type=int, metavar="N", help="number of tasks (default: the paper's)")
+    what.add_argument("--tasks", type=_positive, metavar="N", help="number of tasks (default: the paper's)")
     what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
     what.add_argument(
         "--validation", action="store_true", help="test on a held-out tenth of the training set instead"
@@ -66,7 +75,7 @@ def add_parser(commands: Any) -> None:
     how = parser.add_argument_group("how to run")
     seeds = how.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", type=_positive, metavar="N", help="run seeds 0 to N-1")
-    seeds.add_argument("--seed", type=int, metavar="K", help="run one seed (default: 0)")
+    seeds.add_argument("--seed", type=_seed, metavar="K", help="run one seed (default: 0)")
     how.add_argument("--jobs", type=_positive, metavar="N", help="seeds at a time (default: one a core)")
     how.add_argument("--threads", type=_positive, metavar="N", default=1, help="threads a run (default: 1)")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
@@ -91,10 +100,15 @@ def _settings_help() -> str:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 4294967295")
+    return int(text)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -120,13 +134,32 @@ def command(arguments: argparse.Namespace) -> int:
                 f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)",
                 file=sys.stderr,
             )
-    finished = _run_all(waiting, out, arguments.root, arguments.jobs or os.cpu_count() or 1)
-    if not finished:
-        print("stopped and saved; the same command continues", file=sys.stderr)
+    jobs = arguments.jobs or max(1, (os.cpu_count() or 1) // arguments.threads)
+    with _sigterm_as_ctrl_c():
+        code = _run_all(waiting, out, arguments.root, jobs)
+    if code == WRONG_INPUT:
+        return code
+    if code != DONE:
+        how = "stopped and saved" if code == INTERRUPTED else "a run died"
+        print(f"{how}; the same command continues", file=sys.stderr)
         return 1
     results = [result for run in runs if (result := finished_result(run, out)) is not None]
     print(report.table(results))
     return 0
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """The command stops its processes before it goes, whoever asks it to."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def configure(arguments: argparse.Namespace) -> list[RunConfig]:
@@ -156,8 +189,13 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
         else:
             known = sorted({*method_fields, *_LEARNER_OPTIONS, *_MEMORY_OPTIONS})
             raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
-    _check_types(learner_options)
-    if arguments.budget:
+    for options, config in (
+        (method_options, kind.Config),
+        (learner_options, LearnerConfig),
+        (memory_options, MemoryConfig),
+    ):
+        _check_types(options, config)
+    if arguments.budget is not None:
         memory = MemoryConfig(bytes=parse_bytes(arguments.budget), **memory_options)
     else:
         buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
@@ -165,6 +203,9 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
     labels = [text.replace("/", "_") for text in sorted(arguments.settings)]
     if setting and setting.learner_options:
         labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+    label = "-".join(labels)
+    if len(label) > LONGEST_LABEL:
+        label = f"{label[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
     seeds = range(arguments.seeds) if arguments.seeds else [arguments.seed or 0]
     return [
         make_config(
@@ -179,7 +220,7 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
             validation=arguments.validation,
             threads=arguments.threads,
             device=arguments.device,
-            label="-".join(labels),
+            label=label,
         )
         for seed in seeds
     ]
@@ -196,41 +237,59 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _check_types(options: dict[str, Any]) -> None:
+def _check_types(options: dict[str, Any], config: type) -> None:
+    """Each option is of the type that its field's default has."""
+    declared = {field.name: field for field in fields(config)}
     for key, value in options.items():
-        default = getattr(LearnerConfig(), key)
-        fits = isinstance(value, type(default)) or (
-            isinstance(default, float) and (value is None or isinstance(value, int))
-        )
-        if not fits:
+        default = declared[key].default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
+        if not fits and not (value is None and "None" in str(declared[key].type)):
             raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
 
 
-def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> bool:
-    """Whether all of them came to their end."""
+def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:
+    """DONE, or the code of the first run that did not come to its end."""
     if len(runs) <= 1 or jobs == 1:
-        return all(_run_one(run, out, root, 0) for run in runs)
+        return next((code for run in runs if (code := _run_one(run, out, root, 0)) != DONE), DONE)
     # Spawned, not forked: PyTorch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(jobs, len(runs)), maxtasksperchild=1) as pool:
-        tasks = [pool.apply_async(_run_one, (run, out, root, i)) for i, run in enumerate(runs)]
-        pool.close()
-        interrupted = False
-        while True:
-            try:
-                for task in tasks:
-                    task.wait()
-                break
-            except KeyboardInterrupt:  # the runs got it too, and are saving themselves
-                interrupted = True
-        if interrupted:
-            return False
-        return all(task.get() for task in tasks)
-
-
-def _run_one(config: RunConfig, out: Path, root: Path | None, position: int) -> bool:
+    waiting = [
+        context.Process(target=_run_in_process, args=(run, out, root, i)) for i, run in enumerate(runs)
+    ]
+    running: list[BaseProcess] = []
+    failed = DONE
     try:
-        Run(config, out, root).run(position)
-    except Interrupted:
-        return False
-    return True
+        while running or (waiting and failed == DONE):
+            while waiting and len(running) < jobs and failed == DONE:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            connection.wait([process.sentinel for process in running])
+            ended = [process for process in running if process.exitcode is not None]
+            running = [process for process in running if process not in ended]
+            failed = next((p.exitcode for p in ended if p.exitcode not in (DONE, None)), failed)
+    except KeyboardInterrupt:
+        # A terminal's Ctrl-C reached them too; SIGTERM asks those for which it was not meant, and is no second Ctrl-C.
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+        return INTERRUPTED
+    return failed
+
+
+def _run_in_process(run: RunConfig, out: Path, root: Path | None, position: int) -> None:
+    try:
+        code = _run_one(run, out, root, position)
+    except UserError as error:
+        print(f"edge_hpcr: {error}", file=sys.stderr)
+        code = WRONG_INPUT
+    sys.exit(code)
+
+
+def _run_one(run: RunConfig, out: Path, root: Path | None, position: int) -> int:
+    try:
+        Run(run, out, root).run(position)
+    except (Interrupted, KeyboardInterrupt):
+        return INTERRUPTED
+    return DONE

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,26 @@ def _previous(folder: Path) -> Path:
     return folder.with_name(folder.name + ".previous")
 
 
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".writing")
+
+
+def _is_empty_folder(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _facts_hash(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
     """Write `facts` and one safetensors file for each group of `arrays`; replaces an older checkpoint there."""
     folder = Path(folder)
-    temporary = folder.with_name(f"{folder.name}.writing-{uuid.uuid4().hex[:8]}")
+    temporary = _unfinished(folder)
+    if folder.exists() and not (folder / INDEX).is_file() and not _is_empty_folder(folder):
+        raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a power cut left of an earlier one
         temporary.mkdir(parents=True)
         for name, group in arrays.items():
             save_file(
@@ -54,14 +68,16 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
             )
         hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         index = {"format": FORMAT, "version": __version__, "sha256": hashes, "facts": facts}
+        index["facts_sha256"] = _facts_hash(facts)
         (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
         _swap_in(temporary, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot write the checkpoint {folder}: {error.strerror or error}; is there room, and a right to write?"
+            f"cannot write the checkpoint {folder}: {reason}; is there room, and a right to write?"
         ) from error
 
 
@@ -82,7 +98,7 @@ def exists(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    for place in (Path(folder), _previous(Path(folder))):
+    for place in (Path(folder), _previous(Path(folder)), _unfinished(Path(folder))):
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -92,10 +108,12 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
     place = folder if (folder / INDEX).is_file() else _previous(folder)
     try:
         index = json.loads((place / INDEX).read_text())
-        written_format, hashes, facts = index["format"], index["sha256"], index["facts"]
+        written_format, hashes, facts = index["format"], dict(index["sha256"]), index["facts"]
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
         ) from None
@@ -104,6 +122,8 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
             f"checkpoint {place} has format {written_format}, this version ({__version__}) reads format {FORMAT}: "
             f"use the version that wrote it ({index.get('version', 'unknown')})"
         )
+    if index.get("facts_sha256") != _facts_hash(facts):
+        raise UserError(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
     arrays = {}
     for name, expected in hashes.items():
         path = place / name

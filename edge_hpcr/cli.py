@@ -2,14 +2,22 @@
 
 import argparse
 import sys
+from typing import NoReturn
 
 from edge_hpcr import __version__, bench_command, report_command, speed
 from edge_hpcr.data import cli as data_command
 from edge_hpcr.errors import UserError
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage is for --help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"edge_hpcr: {message} (see `{self.prog} --help`)\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m edge_hpcr",
         description="Image classifiers that learn new classes on the device, for life.",
         epilog="First steps: `python -m edge_hpcr bench --dataset digits`, then `COMMAND --help` for each command.",

@@ -1,7 +1,7 @@
 """The learner: shows it images and labels, asks it for predictions; classes may arrive with any batch.
 
-It is told of no task. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, any integer that stays with its
-class for life. Inside, classes are columns in the order of their arrival.
+It is told of no task. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, a whole number from 0 on that stays
+with its class for life. Inside, classes are columns in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ PREDICTION_BATCH = 256
 
 
 class LossNotFinite(UserError):
-    """The step was not taken: weights, memory, random numbers and statistics are those of the step before."""
+    """The step was not taken: weights, memory, random numbers and statistics are as before it.
+
+    A class that came with the batch stays known, with its first proxy.
+    """
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,6 @@ class StepReport:
     correct: int  # of the incoming images, as this step's forward pass classified them before it learned them
     replayed: int
     seconds: float
-    network_seconds: float  # forward and backward of the network; the rest is everything around it
 
 
 def resolve_device(name: str) -> torch.device:
@@ -147,6 +149,7 @@ class Learner:
 
     def add_class(self, class_id: int) -> int:
         """Make room for a class; returns its column. What the learner knows of other classes does not change."""
+        (class_id,) = self._check_integers([class_id], 1, "class ids")
         if class_id in self.class_ids:
             raise UserError(f"class {class_id} exists already; give a new class another id")
         if self.method.uses_memory:
@@ -185,7 +188,9 @@ class Learner:
         """One step on a batch of labelled images, and on as many from memory; then the memory may keep some of them."""
         begun = time.perf_counter()
         self._check_images(images)
-        labels = self._check_labels(labels, len(images))
+        labels = self._check_integers(labels, len(images), "class ids")
+        if ids is not None:
+            ids = np.array(self._check_integers(ids, len(images), "sample ids"), dtype=np.int64)
         for class_id in labels:
             if class_id not in self.class_ids:
                 self.add_class(class_id)
@@ -193,14 +198,14 @@ class Learner:
         before = self._state_before_step()
         replay = self._choose_replay(images, columns)
         inputs = self._inputs(images, replay)
-        batch, loss, network_seconds = self._forward_and_backward(inputs, columns, replay)
+        batch, loss = self._forward_and_backward(inputs, columns, replay)
         loss_value = float(loss)
         # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
         gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
         if not np.isfinite(loss_value + gradient):
             self._restore(before)
             raise LossNotFinite(
-                f"the loss is {loss_value} and its gradient's norm {gradient} at step {self.step}: nothing was changed; lower the learning rate "
+                f"the loss is {loss_value} and its gradient's norm {gradient} at step {self.step}: the step was not taken; lower the learning rate "
                 f"({self.config.lr}), or continue from an older checkpoint"
             )
         self.method.adjust_gradients(self, batch)
@@ -211,9 +216,7 @@ class Learner:
         self.method.after_step(self, batch)
         self.step += 1
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
-        return StepReport(
-            self.step - 1, loss_value, correct, len(replay.ids), time.perf_counter() - begun, network_seconds
-        )
+        return StepReport(self.step - 1, loss_value, correct, len(replay.ids), time.perf_counter() - begun)
 
     def _check_images(self, images: np.ndarray) -> None:
         expected = (self.config.height, self.config.width, 3)
@@ -230,15 +233,15 @@ class Learner:
             raise UserError("an empty batch: give at least one image")
 
     @staticmethod
-    def _check_labels(labels: Any, count: int) -> list[int]:
-        array = np.asarray(labels)
+    def _check_integers(values: Any, count: int, what: str) -> list[int]:
+        array = np.asarray(values)
         if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
             raise UserError(
-                f"labels are {array.dtype} of shape {array.shape}: give {count} class ids, one integer an image"
+                f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one an image"
             )
         if (array < 0).any():
-            raise UserError(f"class id {int(array.min())}: ids are not negative")
-        return [int(label) for label in array]
+            raise UserError(f"{what}: {int(array.min())} is negative; they count from 0")
+        return [int(value) for value in array]
 
     def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
@@ -262,16 +265,14 @@ class Learner:
 
     def _forward_and_backward(
         self, inputs: list[Tensor], columns: np.ndarray, replay: Replay
-    ) -> tuple[Batch, Tensor, float]:
+    ) -> tuple[Batch, Tensor]:
         views = 2 if self.config.views else 1
         records = Records(
             *(self._repeated(array, views) for array in (replay.logits, replay.features, replay.known))
         )
         labels = torch.cat([self._repeated(columns, views), self._repeated(replay.labels, views)])
-        begun = time.perf_counter()
         images = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
         features = self._features(images, [len(group) for group in inputs])
-        forward_seconds = time.perf_counter() - begun
         batch = Batch(
             images=images,
             logits=self.network.logits(features),
@@ -285,9 +286,8 @@ class Learner:
         )
         loss = self.method.loss(batch)
         self.network.zero_grad(set_to_none=True)
-        begun = time.perf_counter()
         loss.backward()
-        return batch, loss.detach(), forward_seconds + time.perf_counter() - begun
+        return batch, loss.detach()
 
     def _repeated(self, array: np.ndarray, views: int) -> Tensor:
         return torch.from_numpy(np.concatenate([array] * views)).to(self.device)
@@ -319,7 +319,7 @@ class Learner:
             columns[rows],
             None if logits is None else logits[rows],
             features,
-            None if ids is None else np.asarray(ids)[rows],
+            None if ids is None else ids[rows],
         )
 
     def _state_before_step(self) -> tuple[Mapping[str, Any], list[Tensor]]:
@@ -382,6 +382,16 @@ class Learner:
     def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:
         """The learner that `save` wrote, which continues bit for bit, and the notes saved with it."""
         arrays, facts = checkpoint.read(Path(folder))
+        try:
+            return cls._restored(arrays, facts, device), facts["notes"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            # Every file is as it was written, so somebody else wrote it.
+            raise UserError(f"checkpoint {folder} is of another version of the learner ({error})") from error
+
+    @classmethod
+    def _restored(
+        cls, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any], device: str | torch.device
+    ) -> Learner:
         learner = cls(LearnerConfig.from_dict(facts["config"]), device)
         learner.class_ids = [int(class_id) for class_id in facts["class_ids"]]
         learner.step = facts["step"]
@@ -396,7 +406,7 @@ class Learner:
         learner.optimiser.follow_proxies(kept=[])
         learner.optimiser.load_state(learner._to_tensors(arrays["optimiser"]))
         learner.method.load_state(learner._to_tensors(arrays["method"]))
-        return learner, facts["notes"]
+        return learner
 
     def _to_tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}

@@ -71,6 +71,8 @@ def add_parser(commands: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
+    if arguments.out.suffix != ".json":
+        raise UserError(f"--out {arguments.out}: name a .json file; the tables go beside it as .md")
     plan = QUICK if arguments.quick else Plan()
     if arguments.rounds is not None:
         plan = replace(plan, rounds=arguments.rounds)
@@ -146,7 +148,7 @@ def _measurements(plan: Plan, bar: tqdm) -> dict[str, Any]:
     contest = _contest(plan, learner, plain, batches, bar)
     shares = speed_parts.shares(learner, batches, plan.part_steps, bar)
     operations = speed_parts.operations(learner, batches, plan.part_steps, bar)
-    group = learner.to_device(images[: 2 * INCOMING])
+    batch = learner.to_device(images[: 4 * INCOMING])  # incoming and replayed, each with its view
     matmul_gflops = contest["bound"]["matmul_gflops_processor"]["median"]
     return {
         "images": source,
@@ -154,7 +156,7 @@ def _measurements(plan: Plan, bar: tqdm) -> dict[str, Any]:
         "shares": shares,
         "outside_network": 1 - shares["network forward"] - shares["network backward"],
         "operations_ms": operations,
-        "layers": speed_parts.layers(learner.network, group, plan.layer_calls, matmul_gflops),
+        "layers": speed_parts.layers(learner.network, batch, plan.layer_calls, matmul_gflops),
         "bytes_a_sample": speed_parts.bytes_a_sample(images, learner.network.feature_size, CLASSES),
         "memory_cost": [
             speed_parts.memory_cost(codec, batches, images, CLASSES, plan.rounds, plan.memory_calls, bar)

@@ -106,7 +106,7 @@ def _layers(result: dict[str, Any]) -> str:
         ]
         for row in result["layers"]
     ]
-    header = ["convolution, 20 images", "times", "forward ms", "of matmul", "backward ms", "of matmul"]
+    header = ["convolution, 40 images", "times", "forward ms", "of matmul", "backward ms", "of matmul"]
     return _table(header, rows)
 
 

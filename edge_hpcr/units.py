@@ -1,6 +1,7 @@
 """Sizes as people write them."""
 
 import re
+from fractions import Fraction
 
 from edge_hpcr.errors import UserError
 
@@ -16,7 +17,9 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise UserError(f"{text!r} is not a size in bytes: write it like 500KB, 2MB or 1MiB")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    size = int(Fraction(match[1]) * _UNITS[match[2].upper()])
+    if size > 2**62:
+        raise UserError(f"{text[:20]!r}: a size of more bytes than any machine has")
     if size < 1:
         raise UserError(f"{text!r} is no bytes at all: write a size like 500KB, 2MB or 1MiB")
     return size

@@ -13,7 +13,8 @@ import pytest
 from edge_hpcr import bench
 from edge_hpcr.bench import Interrupted, Run, make_config
 from edge_hpcr.cli import main
-from edge_hpcr.learner import Learner
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import Learner, LossNotFinite
 from edge_hpcr.memory import MemoryConfig
 
 FIELDS = [
@@ -125,6 +126,96 @@ def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
     assert list(tmp_path.glob("*.checkpoint"))
 
 
+def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "edge_hpcr",
+        *QUICK,
+        "--seeds",
+        "3",
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    while "task 1 of 5" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    message = process.communicate()[1]
+    assert process.returncode == 1
+    assert message.rstrip().endswith("the same command continues")
+    assert "Traceback" not in message
+    begun = {path.name.split(".")[0].rsplit("-", 1)[1] for path in tmp_path.iterdir()}
+    assert begun
+    assert begun <= {"seed0", "seed1"}
+
+
+def test_a_run_whose_loss_is_not_finite_keeps_its_last_good_state(tmp_path):
+    def break_it(run: Run) -> None:
+        if run.learner.step == 3:
+            run.learner.method.loss = lambda batch: batch.logits.sum() * float("nan")
+
+    with pytest.raises(LossNotFinite, match="at step 3"):
+        Run(quick_config(), tmp_path).run(on_step=break_it)
+    restored, notes = Learner.load(tmp_path / f"{quick_config().name}.checkpoint", "cpu")
+    assert restored.step == 3
+    assert notes["progress"]["position"] == 30
+    whole = Run(quick_config(), tmp_path / "whole").run()
+    assert without_times(Run(quick_config(), tmp_path).run()) == without_times(whole)
+
+
+def test_a_run_that_another_process_is_running_is_refused(tmp_path):
+    def run_it_again(run: Run) -> None:
+        with pytest.raises(UserError, match="another process"):
+            Run(quick_config(), tmp_path).run()
+        run.stop_requested = True
+
+    with pytest.raises(Interrupted):
+        Run(quick_config(), tmp_path).run(on_step=run_it_again)
+    assert Run(quick_config(), tmp_path).run()["A_T"] > 0
+
+
+def test_a_damaged_checkpoint_is_named_by_the_command(tmp_path, capsys):
+    def stop(run: Run) -> None:
+        run.stop_requested = True
+
+    with pytest.raises(Interrupted):
+        Run(quick_config(), tmp_path).run(on_step=stop)
+    path = tmp_path / f"{quick_config().name}.checkpoint" / "network.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    command = [
+        "bench",
+        "--dataset",
+        "digits",
+        "--limit",
+        "40",
+        "--buffer",
+        "30",
+        "--set",
+        "nf=4",
+        "--device",
+        "cpu",
+    ]
+    renamed = tmp_path / "digits-hpcr-30-limit40-nf=4-seed0.checkpoint"
+    path.parent.rename(renamed)
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "network.safetensors was cut short" in line
+    assert main([*command, "--out", str(tmp_path), "--fresh"]) == 0
+
+
+def test_replay_is_what_keeps_the_old_digits(tmp_path):
+    """Broken replay would leave HPCR where a learner without a memory is: at its last two classes."""
+    replayed = Run(make_config("digits", "hpcr", memory=MemoryConfig(samples=100), limit=150), tmp_path).run()
+    forgotten = Run(make_config("digits", "finetune", limit=150), tmp_path).run()
+    assert forgotten["A_T"] < 0.3
+    assert replayed["A_T"] > forgotten["A_T"] + 0.15
+
+
 def test_seeds_run_in_processes_of_their_own_and_give_what_they_give_alone(tmp_path, capsys):
     assert main([*QUICK, "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "both")]) == 0
     table = capsys.readouterr().out
@@ -149,8 +240,10 @@ def test_a_finished_run_is_not_run_again_unless_asked(tmp_path, capsys):
 
 def test_a_result_of_other_settings_is_never_taken_for_this_run(tmp_path, capsys):
     assert main([*QUICK, "--out", str(tmp_path)]) == 0
-    assert main([*QUICK, "--tasks", "2", "--out", str(tmp_path)]) == 2
+    assert main([*QUICK, "--device", "cpu", "--out", str(tmp_path)]) == 2
     assert "other settings" in capsys.readouterr().err
+    assert main([*QUICK, "--tasks", "2", "--out", str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 @pytest.mark.parametrize("method", ["iid", "iid_pp"])

@@ -72,6 +72,55 @@ def test_a_checkpoint_of_another_format_names_the_version_that_wrote_it(tmp_path
         checkpoint.read(tmp_path / "c")
 
 
+def test_changed_facts_are_found(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 1})
+    path = tmp_path / "c" / checkpoint.INDEX
+    path.write_text(path.read_text().replace('"step": 1', '"step": 7'))
+    with pytest.raises(UserError, match=r"checkpoint\.json was changed"):
+        checkpoint.read(tmp_path / "c")
+
+
+def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "mum.jpg").write_bytes(b"a face")
+    with pytest.raises(UserError, match="holds something else"):
+        checkpoint.write(photos, ARRAYS, {})
+    assert [path.name for path in tmp_path.rglob("*")] == ["photos", "mum.jpg"]
+
+
+def test_what_a_power_cut_left_half_written_is_cleared_away(tmp_path):
+    (tmp_path / "c.writing").mkdir()
+    (tmp_path / "c.writing" / "network.safetensors").write_bytes(b"half")
+    checkpoint.write(tmp_path / "c", ARRAYS, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_full_disk_is_said_and_the_older_checkpoint_stays(tmp_path):
+    checkpoint.write(tmp_path / "c", ARRAYS, {"step": 1})
+    program = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from pathlib import Path
+        import numpy as np
+        from edge_hpcr import checkpoint
+        from edge_hpcr.errors import UserError
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            checkpoint.write(Path(sys.argv[1]), {"a": {"x": np.zeros(1_000_000)}}, {})
+        except UserError as error:
+            print(error)
+        """
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "c")], capture_output=True, text=True, check=True
+    )
+    assert "cannot write the checkpoint" in said.stdout
+    assert checkpoint.read(tmp_path / "c")[1] == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
 def test_no_checkpoint_at_all_is_said(tmp_path):
     assert not checkpoint.exists(tmp_path / "c")
     with pytest.raises(UserError, match="no checkpoint at"):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from edge_hpcr.bench_command import configure
 from edge_hpcr.cli import main, make_parser
 from edge_hpcr.errors import UserError
 from edge_hpcr.presets import PRESETS, preset
@@ -35,8 +36,16 @@ from edge_hpcr.units import format_bytes, parse_bytes
         (["bench", "--dataset", "digits", "--budget", "1KB"], "budget|memory of 1000 bytes"),
         (["bench", "--dataset", "digits", "--tasks", "3"], "3 tasks.*1, 2, 5, 10"),
         (["bench", "--dataset", "digits", "--device", "tpu"], "unknown device 'tpu'"),
+        (["bench", "--dataset", "digits", "--set", "alpha=hello"], "alpha is a float"),
+        (["bench", "--dataset", "digits", "--set", "alpha=-1"], "alpha -1.*not negative"),
+        (["bench", "--dataset", "digits", "--set", "cycle=0.5"], "cycle is a int"),
+        (["bench", "--dataset", "digits", "--set", "precision=[1]"], "precision is a str"),
+        (["bench", "--dataset", "digits", "--set", "tau=None"], "tau is a float"),
+        (["bench", "--dataset", "digits", "--budget", "9" * 400], "more bytes than any machine"),
+        (["bench", "--dataset", "digits", "--budget", ""], "not a size"),
+        (["speed", "--out", "."], "name a .json file"),
         # data that is not there: the command that gets it
-        (["bench", "--dataset", "cifar10", "--root", "nowhere"], "data get cifar10"),
+        (["bench", "--dataset", "cifar10", "--root", "nowhere"], "data get cifar10 --root nowhere"),
         (["report", "nowhere"], "nowhere"),
     ],
 )
@@ -47,6 +56,33 @@ def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, message, t
     assert said.out == ""
     (line,) = said.err.strip().splitlines()
     assert re.search(message, line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["brench"], "invalid choice: 'brench'"),
+        (["bench", "--limit", "abc"], "'abc' is not a whole number"),
+        (["bench", "--tasks", "0"], "'0' is not a whole number of at least 1"),
+        (["bench", "--seed", "-1"], "--seed"),
+        (["bench", "--seed", "1", "--seeds", "2"], "not allowed with"),
+        (["bench", "--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line_too(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+    assert "--help" in line
+
+
+def test_many_settings_make_no_name_that_is_too_long():
+    settings = [part for i in range(60) for part in ("--set", f"alpha=0.{i:03}")]
+    (run,) = configure(make_parser().parse_args(["bench", "--dataset", "digits", *settings]))
+    assert len(run.name) < 150
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, capsys):

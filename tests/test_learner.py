@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_hpcr import checkpoint
 from edge_hpcr import learner as learner_module
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
@@ -272,10 +273,10 @@ def test_a_gradient_that_is_not_finite_stops_a_step_whose_loss_is(small_learner,
         # nothing
         (np.zeros((0, 8, 8, 3), np.uint8), [], "empty batch"),
         # one label too few
-        (np.zeros((2, 8, 8, 3), np.uint8), [0], "2 class ids"),
+        (np.zeros((2, 8, 8, 3), np.uint8), [0], "class ids.*give 2 whole numbers"),
         # names instead of ids
         (np.zeros((2, 8, 8, 3), np.uint8), ["cat", "dog"], "class ids"),
-        (np.zeros((2, 8, 8, 3), np.uint8), [0, -1], "not negative"),
+        (np.zeros((2, 8, 8, 3), np.uint8), [0, -1], "-1 is negative"),
     ],
 )
 def test_bad_batches_are_refused_in_one_line_and_change_nothing(small_learner, images, labels, message):
@@ -286,6 +287,37 @@ def test_bad_batches_are_refused_in_one_line_and_change_nothing(small_learner, i
     assert "\n" not in str(refusal.value)
     assert_same(before, weights(learner))
     assert learner.class_ids == []
+
+
+@pytest.mark.parametrize("class_id", ["mug", -1, 1.5, None])
+def test_a_class_id_that_is_none_is_refused_before_anything_changes(small_learner, class_id):
+    learner = small_learner()
+    before = weights(learner)
+    with pytest.raises(UserError, match="class ids"):
+        learner.add_class(class_id)
+    assert_same(before, weights(learner))
+    learner.add_class(4)
+    with pytest.raises(UserError, match="exists already"):
+        learner.add_class(4)
+
+
+def test_wrong_sample_ids_are_refused_before_the_step_is_taken(small_learner, digit_batches):
+    learner = small_learner()
+    images, labels = digit_batches([0, 1], 1)[0]
+    with pytest.raises(UserError, match="sample ids"):
+        learner.observe(images, labels, ids=np.arange(3))
+    assert learner.step == 0
+    learner.observe(images, labels, ids=np.arange(100, 110))
+    assert set(learner.memory.sample(10).ids.tolist()) <= set(range(100, 110))
+
+
+def test_a_whole_checkpoint_of_another_learner_is_refused_in_one_line(small_learner, tmp_path):
+    small_learner().save(tmp_path / "saved")
+    arrays, facts = checkpoint.read(tmp_path / "saved")
+    facts["config"]["a_setting_of_tomorrow"] = 1
+    checkpoint.write(tmp_path / "saved", arrays, facts)
+    with pytest.raises(UserError, match=r"another version of the learner.*a_setting_of_tomorrow"):
+        Learner.load(tmp_path / "saved", device="cpu")
 
 
 def test_a_budget_too_small_for_one_sample_a_class_is_refused_before_the_class_exists(

@@ -300,7 +300,7 @@ def test_make_run_installs_and_then_runs_the_quick_benchmark(bare: Path):
         i for i, step in enumerate(steps) if "pip install" in step and "-r requirements.txt" in step
     )
     bench = steps.index(
-        ".venv/bin/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick"
+        ".venv/bin/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick --fresh"
     )
     assert "-m venv" in " ".join(steps[:install])
     assert install < bench == len(steps) - 1

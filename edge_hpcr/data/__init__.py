@@ -27,7 +27,9 @@ def load(name: str, root: Path | None = None) -> Dataset:
     info = registry.info(name)
     if name == "digits":
         return load_digits()
-    return store.read(root or default_root(), name, info)
+    if root is None:
+        return store.read(default_root(), name, info)
+    return store.read(root, name, info, options=f" --root {root}")
 
 
 def get(name: str, root: Path | None = None, source: str = "auto", folder: Path | None = None) -> Path:

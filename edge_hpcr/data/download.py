@@ -124,7 +124,7 @@ def _receive(address: str, part: Path, timeout_seconds: float) -> None:
         if isinstance(error.reason, socket.gaierror) and error.reason.errno == socket.EAI_NONAME:
             raise UserError(f"{address}: no such host, or no internet here") from error
         raise _Interrupted(f"cannot be reached ({error.reason})") from error
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except (http.client.HTTPException, OSError) as error:
         raise _Interrupted(f"the connection broke ({error or type(error).__name__})") from error
     if total is not None and _size(part) < total:
         raise _Interrupted(f"the connection ended after {_size(part):,} of {total:,} bytes")

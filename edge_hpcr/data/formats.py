@@ -177,7 +177,7 @@ def _json_labels(path: Path) -> np.ndarray:
         labels = json.loads(require(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: damaged: not JSON ({error})") from error
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 2**31 for label in labels):
         raise UserError(f"{path}: damaged: not a list of whole numbers")
     return np.asarray(labels, dtype=np.int64)
 
@@ -187,7 +187,7 @@ def _idx(folder: Path, name: str) -> np.ndarray:
     path = plain if plain.is_file() else require(packed)
     try:
         content = path.read_bytes() if path == plain else gzip.decompress(path.read_bytes())
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise UserError(f"{path}: damaged: not a whole gzip file ({error})") from error
     dimensions = content[3] if len(content) > 3 else 0
     head = 4 + 4 * dimensions

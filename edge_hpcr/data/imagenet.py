@@ -57,7 +57,7 @@ def read_tiny(folder: Path, info: DatasetInfo) -> Arrays:
     if len(ids) != info.classes:
         raise UserError(f"{folder / 'train'}: {len(ids)} classes instead of {info.classes}")
     test: dict[str, list[Path]] = {name: [] for name in ids}
-    for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(annotations.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in test or Path(fields[0]).name != fields[0]:
             raise UserError(f"{annotations}: line {number} names no image and known class")
@@ -87,7 +87,10 @@ def _mini_pickles(folder: Path, side: int) -> dict[str, np.ndarray]:
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
             raise UserError(f"{path}: images {images.dtype} {images.shape} instead of uint8 {side}x{side}x3")
         for name in sorted(members, key=str):
-            indices = np.asarray(members[name])
+            try:
+                indices = np.asarray(members[name])
+            except ValueError as error:  # a list of lists of unequal lengths
+                raise UserError(f"{path}: class {name!r} does not list images of this file") from error
             if indices.ndim != 1 or indices.dtype.kind not in "iu" or not _all_below(indices, len(images)):
                 raise UserError(f"{path}: class {name!r} does not list images of this file")
             _add_class(classes, str(name), np.asarray(images)[indices], path)
@@ -142,7 +145,10 @@ def _image(path: Path, side: int) -> np.ndarray:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    image = cv2.imdecode(encoded, flags) if encoded.size else None
+    try:
+        image = cv2.imdecode(encoded, flags) if encoded.size else None
+    except cv2.error as error:
+        raise UserError(f"{path}: damaged: not an image OpenCV reads ({error.err})") from error
     if image is None:
         raise UserError(f"{path}: damaged: not an image")
     if image.shape[:2] != (side, side):
@@ -169,7 +175,11 @@ def _spoken_names(words: Path, ids: list[str]) -> tuple[str, ...]:
     """What words.txt calls each id first; the id itself without it, and behind a name that two share."""
     if not words.is_file():
         return tuple(ids)
-    lines = (line.split("\t", 1) for line in words.read_text(encoding="utf-8").splitlines() if "\t" in line)
+    lines = (
+        line.split("\t", 1)
+        for line in words.read_text(encoding="utf-8", errors="replace").splitlines()
+        if "\t" in line
+    )
     first = {wnid: text.split(",")[0].strip() for wnid, text in lines}
     names = [first.get(wnid, wnid) for wnid in ids]
     uses = Counter(names)

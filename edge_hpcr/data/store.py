@@ -80,12 +80,13 @@ def write(root: Path, name: str, arrays: Arrays, source: str) -> Path:
     return target
 
 
-def read(root: Path, name: str, info: DatasetInfo) -> Dataset:
+def read(root: Path, name: str, info: DatasetInfo, options: str = "") -> Dataset:
     """A dataset from the root, checked; UserError says which file is missing or damaged."""
     folder = root / name
-    again = f"fetch it again with `python -m edge_hpcr data get {name}`"
+    command = f"`python -m edge_hpcr data get {name}{options}`"
+    again = f"fetch it again with {command}"
     if not folder.exists():
-        raise UserError(f"{folder}: no such dataset; fetch it with `python -m edge_hpcr data get {name}`")
+        raise UserError(f"{folder}: no such dataset; fetch it with {command}")
     meta = _read_meta(folder / META, name, info, again)
     loaded = {key: _read_array(folder / f"{key}.npy", meta["files"], again) for key in ARRAYS}
     for split in ("train", "test"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edge_hpcr import losses
+from edge_hpcr.errors import UserError
 from edge_hpcr.methods import pcr_ct, pcr_ct_pcd
 from edge_hpcr.methods.contract import Batch, Method
 
@@ -12,6 +13,11 @@ from edge_hpcr.methods.contract import Batch, Method
 @dataclass(frozen=True)
 class Config(pcr_ct_pcd.Config):
     beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 0:
+            raise UserError(f"beta {self.beta}: a weight of a loss is not negative")
 
 
 def sample_distillation(batch: Batch, rule: str) -> Tensor:

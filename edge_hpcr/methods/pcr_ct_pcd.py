@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edge_hpcr import losses
-from edge_hpcr.errors import one_of
+from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.methods import pcr_ct
 from edge_hpcr.methods.contract import Batch, Method
 
@@ -21,6 +21,8 @@ class Config(pcr_ct.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("distil", self.distil, RULES)
+        if self.alpha < 0:
+            raise UserError(f"alpha {self.alpha}: a weight of a loss is not negative")
 
 
 def distillable(batch: Batch, rule: str) -> Tensor:
