@@ -48,6 +48,19 @@ def quick_config(seed: int = 0, **options):
     return make_config("digits", seed=seed, memory=MemoryConfig(samples=30), device="cpu", **options)
 
 
+def start_and_wait_for_task(task: int, *arguments: str) -> subprocess.Popen:
+    """The command in a process of its own, which has just finished that task."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_hpcr", *QUICK, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    while f"task {task} of 5" not in process.stderr.readline():
+        assert process.poll() is None
+    return process
+
+
 def without_times(result: dict) -> dict:
     timed = ("train_seconds", "eval_seconds", "samples_per_second", "step_ms", "peak_rss_bytes", "finished")
     return {key: value for key, value in result.items() if key not in timed}
@@ -91,12 +104,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
 
 def test_a_killed_run_continues_where_it_was(tmp_path):
     """SIGKILL, which nothing can catch: the checkpoint of the last finished task is on disk."""
-    command = [sys.executable, "-m", "edge_hpcr", *QUICK, "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    while "task 2 of 5" not in process.stderr.readline():
-        assert process.poll() is None
+    process = start_and_wait_for_task(2, "--out", str(tmp_path))
     (saved,) = tmp_path.glob("*.checkpoint")
     while not (saved / "checkpoint.json").is_file() or Learner.load(saved, "cpu")[1]["progress"]["task"] < 2:
         assert process.poll() is None
@@ -113,12 +121,7 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 
 def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
-    command = [sys.executable, "-m", "edge_hpcr", *QUICK, "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    while "task 1 of 5" not in process.stderr.readline():
-        assert process.poll() is None
+    process = start_and_wait_for_task(1, "--out", str(tmp_path))
     process.send_signal(signal.SIGINT)
     message = process.communicate()[1]
     assert process.returncode == 1
@@ -128,23 +131,7 @@ def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
 
 
 def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "edge_hpcr",
-        *QUICK,
-        "--seeds",
-        "3",
-        "--jobs",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    while "task 1 of 5" not in process.stderr.readline():
-        assert process.poll() is None
+    process = start_and_wait_for_task(1, "--seeds", "3", "--jobs", "2", "--out", str(tmp_path))
     process.send_signal(signal.SIGINT)
     message = process.communicate()[1]
     assert process.returncode == 1

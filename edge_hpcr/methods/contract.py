@@ -6,6 +6,7 @@ replay at random, offer everything to the reservoir, follow the gradient, classi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,7 +60,7 @@ class NoConfig:
     """Of a method without hyper-parameters."""
 
 
-class Method:
+class Method(ABC):
     """One way of learning. A subclass gives `loss`; the other places serve the methods of the paper's table."""
 
     Config: ClassVar[type] = NoConfig
@@ -73,8 +74,9 @@ class Method:
     def __init__(self, config: Any = None) -> None:
         self.config = config if config is not None else self.Config()
 
+    @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} gives no loss")
+        """What one step minimises."""
 
     def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
@@ -85,10 +87,13 @@ class Method:
         return None
 
     def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
-        """After backward, before the optimiser's step (A-GEM projects here)."""
+        """After backward, before the optimiser's step and the memory's update.
+
+        A-GEM projects here; GMED edits the samples that were replayed, whose slots are still valid.
+        """
 
     def after_step(self, learner: Learner, batch: Batch) -> None:
-        """After the update (OCM refreshes its second model, GMED edits stored samples, ER-WA and OBC correct weights)."""
+        """After the update (OCM refreshes its second model, ER-WA and OBC correct weights)."""
 
     def class_logits(self, learner: Learner, network: Network, features: Tensor) -> Tensor:
         """Scores for prediction, before the softmax (SCR answers with its nearest class means)."""
