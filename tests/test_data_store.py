@@ -152,7 +152,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in data.DATASETS if name != "digits"])
 def test_a_missing_dataset_says_the_command_that_gets_it(tmp_path, name):
-    with pytest.raises(UserError, match=rf"`python -m edge_hpcr data get {name}`"):
+    with pytest.raises(UserError, match=rf"`python -m edge_hpcr data get {name} --root {tmp_path}`"):
         data.load(name, tmp_path)
 
 

@@ -63,7 +63,7 @@ def images(count: int) -> np.ndarray:
 def forward_and_backward(learner: Learner) -> tuple[Batch, Tensor]:
     columns = np.array([2, 2, 0])
     replay = learner._choose_replay(images(3), columns)
-    batch, loss, _ = learner._forward_and_backward(learner._inputs(images(3), replay), columns, replay)
+    batch, loss = learner._forward_and_backward(learner._inputs(images(3), replay), columns, replay)
     learner.method.adjust_gradients(learner, batch)
     return batch, loss
 
