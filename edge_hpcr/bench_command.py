@@ -135,7 +135,7 @@ def command(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     jobs = arguments.jobs or max(1, (os.cpu_count() or 1) // arguments.threads)
-    with _sigterm_as_ctrl_c():
+    with _interruptible():
         code = _run_all(waiting, out, arguments.root, jobs)
     if code == WRONG_INPUT:
         return code
@@ -149,17 +149,21 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """The command stops its processes before it goes, whoever asks it to."""
+def _interruptible() -> Iterator[None]:
+    """The command stops its processes before it goes, whoever asks it to.
+
+    SIGINT too: a shell starts a background job with Ctrl-C ignored, and then Python does not listen to it by itself.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def configure(arguments: argparse.Namespace) -> list[RunConfig]:

@@ -161,7 +161,7 @@ def test_timing_a_step_leaves_the_learner_as_it_was() -> None:
     [
         (["--rounds", "0"], "at least 1"),
         (["--threads", "0"], "at least 1"),
-        (["--out", "FOLDER"], "cannot be written"),
+        (["--out", "FOLDER"], "name a .json file"),
         (["--out", "FOLDER/file/speed.json"], "cannot be written"),
     ],
 )
