@@ -175,13 +175,16 @@ def own_files() -> list[Path]:
     return found
 
 
+def outside_make() -> dict[str, str]:
+    """The environment without what the make that runs these tests would hand down to another one."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+
+
 def make(*arguments: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    # `make test` runs this: it would hand its own flags down.
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         ["make", f"PYTHON={sys.executable}", *arguments],
         cwd=at,
-        env=inherited | environment,
+        env=outside_make() | environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -380,11 +383,7 @@ def test_ci_runs_make_test_and_removes_only_the_venv_it_made(
     if there_before:
         (tmp_path / ".venv").mkdir()
     assert os.access(run, os.X_OK)
-    # Not as a child of the make that runs these tests: it would announce the folders that it enters.
-    outside_make = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
-    ended = subprocess.run([run], capture_output=True, text=True, check=False, env=outside_make)
+    ended = subprocess.run([run], capture_output=True, text=True, check=False, env=outside_make())
     assert ended.stdout.splitlines()[-1] == "3 passed in 1s"
     assert (ended.returncode == 0) == (outcome == "true")
     assert (tmp_path / ".venv").exists() == there_before
