@@ -81,7 +81,7 @@ def test_the_digits_benchmark_runs_to_its_end_and_learns(tmp_path, capsys):
     assert 0 < result["bytes"]["total"] <= result["budget_bytes"] == 60_000
     assert set(result["ema"]) == {"A_T", "AAA", "F_T"}
     # The averaged weights: so few steps at this rate leave the live ones too restless to bound. Chance is 0.1.
-    assert result["ema"]["A_T"] > 0.4
+    assert result["ema"]["A_T"] > 0.5
     assert result["ema"]["AAA"] > 0.5
     assert result["A_T"] == pytest.approx(np.mean(result["accuracy_matrix"][-1]))
     assert "digits" in capsys.readouterr().out
