@@ -28,12 +28,13 @@ from tqdm import tqdm
 from edge_hpcr import __version__, checkpoint, data, methods, metrics
 from edge_hpcr.allocator import keep_freed_memory
 from edge_hpcr.data import registry
-from edge_hpcr.errors import UserError
+from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.split import SplitStream, split
+from edge_hpcr.split import STREAMS, SplitStream, blurry, split
 
 SAVE_EVERY_SECONDS = 60.0
+_NEWER_SETTINGS = {"stream": "split"}  # what runs did before they said so
 RECENT_STEPS = 100  # over which the progress bar's accuracy is taken
 
 
@@ -54,6 +55,10 @@ class RunConfig:
     threads: int = 1
     device: str = "auto"
     label: str = ""  # what sets it apart from a plain run, for its name
+    stream: str = "split"
+
+    def __post_init__(self) -> None:
+        one_of("stream", self.stream, STREAMS)
 
     @property
     def name(self) -> str:
@@ -66,6 +71,8 @@ class RunConfig:
             parts.append(size)
         if memory.codec != "raw":
             parts.append(f"{memory.codec}{memory.quality}")
+        if self.stream != "split":
+            parts.append(self.stream)
         if self.limit is not None:
             parts.append(f"limit{self.limit}")
         if self.validation:
@@ -103,9 +110,7 @@ class Run:
         self.dataset = data.load(config.dataset, root)
         kind = methods.method_class(config.learner.method)
         self.samples_a_step = kind.samples_a_step
-        self.stream: SplitStream = split(
-            self.dataset, config.tasks, config.seed, config.limit, kind.shuffled_passes, config.validation
-        )
+        self.stream = self._make_stream(kind.shuffled_passes)
         self.stop_requested = False
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self.learner = Learner(config.learner, config.device)
@@ -113,10 +118,19 @@ class Run:
         if self.learner.method.uses_memory:  # before hours of training, not when the last class arrives
             self.learner.memory.check_holds(len(self.stream.class_order))
 
+    def _make_stream(self, passes: int) -> SplitStream:
+        config = self.config
+        if config.stream == "split" or passes:
+            return split(self.dataset, config.tasks, config.seed, config.limit, passes, config.validation)
+        # As many samples as the split stream with the same limit. Without one, half of the data: classes cannot be
+        # imbalanced while all of every class is shown.
+        samples = config.limit * config.tasks if config.limit else len(self.dataset.train_labels) // 2
+        return blurry(self.dataset, samples, config.seed, config.validation)
+
     def _continue_if_begun(self) -> None:
         if checkpoint.exists(self.checkpoint_path):
             self.learner, notes = Learner.load(self.checkpoint_path, self.config.device)
-            if notes["run"] != _plain(asdict(self.config)):
+            if _NEWER_SETTINGS | notes["run"] != _plain(asdict(self.config)):
                 raise UserError(
                     f"{self.checkpoint_path} belongs to a run with other settings; choose another --out, or start "
                     "anew with --fresh"
@@ -273,7 +287,7 @@ def finished_result(config: RunConfig, out: Path) -> dict[str, Any] | None:
         return None
     try:
         result = json.loads(path.read_text())
-        config_there = dict(result["config"])
+        config_there = _NEWER_SETTINGS | dict(result["config"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = _plain(asdict(config))

@@ -56,6 +56,12 @@ def add_parser(commands: Any) -> None:
         "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)"
     )
     what.add_argument("--tasks", type=_positive, metavar="N", help="number of tasks (default: the paper's)")
+    what.add_argument(
+        "--stream",
+        default="split",
+        help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced "
+        "(default: split)",
+    )
     what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
     what.add_argument(
         "--validation", action="store_true", help="test on a held-out tenth of the training set instead"
@@ -225,6 +231,7 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
             threads=arguments.threads,
             device=arguments.device,
             label=label,
+            stream=arguments.stream,
         )
         for seed in seeds
     ]

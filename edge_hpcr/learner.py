@@ -174,6 +174,27 @@ class Learner:
         del self.class_ids[column]
         return removed
 
+    def merge_class(self, source: int, into: int) -> int:
+        """One class from two: the samples of `source` become `into`'s; returns how many the memory held."""
+        column = self.column(source)
+        if into not in self.class_ids:
+            self.add_class(into)
+        moved = 0
+        if self.method.uses_memory:
+            moved = self.memory.relabel_class(column, self.column(into))
+        self.drop_class(source)
+        return moved
+
+    def relabel(self, sample_id: int, class_id: int) -> bool:
+        """Correct a sample in memory; False when the memory does not hold it."""
+        if class_id not in self.class_ids:
+            self.add_class(class_id)
+        return self.method.uses_memory and self.memory.relabel(sample_id, self.column(class_id))
+
+    def forget(self, sample_id: int) -> bool:
+        """Remove a sample from memory; the weights keep what they learned from it. False when it is not held."""
+        return self.method.uses_memory and self.memory.remove(sample_id)
+
     def column(self, class_id: int) -> int:
         if class_id not in self.class_ids:
             raise UserError(f"unknown class {class_id}: the learner knows {self.class_ids or 'none yet'}")
@@ -184,8 +205,13 @@ class Learner:
 
     # Learning -----------------------------------------------------------------------------------------------------
 
-    def observe(self, images: np.ndarray, labels: Any, ids: np.ndarray | None = None) -> StepReport:
-        """One step on a batch of labelled images, and on as many from memory; then the memory may keep some of them."""
+    def observe(
+        self, images: np.ndarray, labels: Any, ids: np.ndarray | None = None, remember: bool = True
+    ) -> StepReport:
+        """One step on a batch of labelled images, and on as many from memory; then the memory may keep some of them.
+
+        `remember=False` is for samples that the memory has been offered before (a corrected label).
+        """
         begun = time.perf_counter()
         self._check_images(images)
         labels = self._check_integers(labels, len(images), "class ids")
@@ -197,6 +223,33 @@ class Learner:
         columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
         before = self._state_before_step()
         replay = self._choose_replay(images, columns)
+        return self._step(begun, before, images, columns, replay, ids, remember)
+
+    def rehearse(self) -> StepReport | None:
+        """One more step on what the memory holds, for idle time; nothing is stored. None when it holds nothing.
+
+        Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
+        """
+        begun = time.perf_counter()
+        before = self._state_before_step()
+        held = len(self.memory)
+        if not held:
+            return None
+        slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+        half = (len(slots) + 1) // 2
+        first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
+        return self._step(begun, before, first.images, first.labels, replay, None, remember=False)
+
+    def _step(
+        self,
+        begun: float,
+        before: tuple[Mapping[str, Any], list[Tensor]],
+        images: np.ndarray,
+        columns: np.ndarray,
+        replay: Replay,
+        ids: np.ndarray | None,
+        remember: bool,
+    ) -> StepReport:
         inputs = self._inputs(images, replay)
         batch, loss = self._forward_and_backward(inputs, columns, replay)
         loss_value = float(loss)
@@ -212,7 +265,8 @@ class Learner:
         self.optimiser.step()
         if self.average is not None:
             self.average.update(self.network, self.step)
-        self._remember(images, columns, batch, ids)
+        if remember:
+            self._remember(images, columns, batch, ids)
         self.method.after_step(self, batch)
         self.step += 1
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())

@@ -28,7 +28,7 @@ method's name is followed by every setting in which the run differs from the pap
 of a sample; the overhead is what logits and features add to images and labels, in numbers (as the paper counts) and in
 bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile."""
 _METRICS = ("A_T", "AAA", "F_T")
-_CONDITIONS = ("tasks", "limit", "validation")
+_CONDITIONS = ("tasks", "limit", "validation", "stream")
 # These decide the cost, or the averaged weights, or how a number is stored: the paper's row is still the one to compare.
 _NOT_THE_PAPERS_CONCERN = frozenset({"threads", "device", "ema_decay", "precision"})
 
@@ -92,7 +92,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
         **config["method_options"],
         "precision": learner["memory"]["precision"],
-        **{key: config[key] for key in (*_CONDITIONS, "threads", "device")},
+        **{key: config[key] for key in (*_CONDITIONS, "threads", "device") if key in config},
     }
 
 

@@ -1,4 +1,4 @@
-"""A dataset as a stream of tasks: classes shuffled by the seed, divided, each task's images shuffled, seen once."""
+"""A dataset as a stream: task by task (classes shuffled by the seed, divided, seen once), or blurry, without tasks."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,14 @@ from edge_hpcr.data import Dataset
 from edge_hpcr.errors import UserError
 
 VALIDATION_SHARE = 0.1  # of the training set, as the paper chose its hyper-parameters
+
+STREAMS = ("split", "blurry")
+# A blurry stream: the most frequent class has this many times the images of the rarest; a class is shown mostly around
+# its arrival, again around a later return, and now and then in between.
+IMBALANCE = 5.0
+LAST_ARRIVAL = 0.75  # of the stream's length
+SHARE_AT_ARRIVAL, SHARE_AT_RETURN = 0.6, 0.25
+SPREAD = 0.06
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,7 @@ def split(
         )
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(classes)
-    train = np.arange(len(dataset.train_labels))
-    test_images, test_labels = dataset.test_images, dataset.test_labels
-    if validation:
-        train, held_out = _hold_out(dataset.train_labels, np.random.default_rng(0))
-        test_images, test_labels = dataset.train_images[held_out], dataset.train_labels[held_out]
+    train, test_images, test_labels = _train_and_test(dataset, validation)
     made = []
     for group in order.reshape(tasks, -1):
         own = rng.permutation(train[np.isin(dataset.train_labels[train], group)])[:limit]
@@ -60,6 +64,38 @@ def split(
         shuffled = np.concatenate([rng.permutation(everything) for _ in range(passes)])
         made = [Task(tuple(order.tolist()), shuffled, np.concatenate([task.test for task in made]))]
     return SplitStream(tuple(made), tuple(order.tolist()), test_images, test_labels)
+
+
+def blurry(dataset: Dataset, samples: int, seed: int, validation: bool = False) -> SplitStream:
+    """Classes that overlap, come back and are imbalanced, as one long task: nothing tells where anything begins."""
+    rng = np.random.default_rng([seed, 0])
+    order = rng.permutation(len(dataset.class_names))  # of their arrival: the same as in `split`
+    train, test_images, test_labels = _train_and_test(dataset, validation)
+    weights = IMBALANCE ** -rng.permutation(np.linspace(0, 1, len(order)))
+    chosen, moments = [], []
+    for arrival, class_, weight in zip(
+        np.linspace(0, LAST_ARRIVAL, len(order)), order, weights / weights.sum(), strict=True
+    ):
+        own = rng.permutation(train[dataset.train_labels[train] == class_])[: round(samples * weight)]
+        part = rng.random(len(own))
+        moment = rng.uniform(arrival, 1, len(own))
+        at_arrival = part < SHARE_AT_ARRIVAL
+        at_return = ~at_arrival & (part < SHARE_AT_ARRIVAL + SHARE_AT_RETURN)
+        moment[at_arrival] = arrival + SPREAD * np.abs(rng.normal(size=at_arrival.sum()))
+        moment[at_return] = rng.uniform(arrival, 1) + SPREAD * np.abs(rng.normal(size=at_return.sum()))
+        chosen.append(own)
+        moments.append(moment)
+    stream = np.concatenate(chosen)[np.argsort(np.concatenate(moments), kind="stable")]
+    task = Task(tuple(order.tolist()), stream, np.arange(len(test_labels)))
+    return SplitStream((task,), task.classes, test_images, test_labels)
+
+
+def _train_and_test(dataset: Dataset, validation: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices to train on, and the images and labels to test on."""
+    if not validation:
+        return np.arange(len(dataset.train_labels)), dataset.test_images, dataset.test_labels
+    train, held_out = _hold_out(dataset.train_labels, np.random.default_rng(0))
+    return train, dataset.train_images[held_out], dataset.train_labels[held_out]
 
 
 def _hold_out(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.errors import UserError
-from edge_hpcr.split import split
+from edge_hpcr.split import IMBALANCE, blurry, split
 
 
 def test_every_training_image_comes_once_and_only_in_its_own_task(digits):
@@ -56,3 +56,32 @@ def test_validation_tests_on_a_tenth_of_the_training_set_that_no_seed_trains_on(
 def test_tasks_that_do_not_divide_the_classes_are_refused_with_those_that_do(digits, tasks):
     with pytest.raises(UserError, match="1, 2, 5, 10 tasks"):
         split(digits, tasks, 0)
+
+
+def test_a_blurry_stream_shows_an_image_once_and_is_one_task_with_every_class(digits):
+    stream = blurry(digits, 600, seed=0)
+    (task,) = stream.tasks
+    assert len(set(task.train.tolist())) == len(task.train) == pytest.approx(600, abs=10)
+    assert set(digits.train_labels[task.train].tolist()) == set(range(10)) == set(task.classes)
+    assert len(task.test) == len(digits.test_labels)
+
+
+def test_classes_of_a_blurry_stream_overlap_come_back_and_are_imbalanced(digits):
+    (task,) = blurry(digits, 700, seed=2).tasks
+    labels = digits.train_labels[task.train]
+    counts = np.bincount(labels)
+    assert counts.max() / counts.min() == pytest.approx(IMBALANCE, rel=0.25)
+    first = [int(np.flatnonzero(labels == c)[0]) for c in task.classes]
+    last = [int(np.flatnonzero(labels == c)[-1]) for c in task.classes]
+    assert first == sorted(first), "classes arrive in the order of the seed"
+    overlaps = sum(last[i] > first[i + 1] for i in range(9))
+    assert overlaps >= 8, "a class is still shown after the next one has arrived"
+    returns = sum(last[i] > first[min(i + 4, 9)] for i in range(6))
+    assert returns >= 4, "early classes are seen again long after their time"
+
+
+def test_a_blurry_stream_follows_its_seed(digits):
+    assert not np.array_equal(blurry(digits, 300, 0).tasks[0].train, blurry(digits, 300, 1).tasks[0].train)
+    np.testing.assert_array_equal(
+        blurry(digits, 300, 1).tasks[0].train, blurry(digits, 300, 1).tasks[0].train
+    )
