@@ -1,0 +1,1 @@
+"""A learner that never stops: it follows a workspace's journal, answers meanwhile, and says honestly how good it is."""

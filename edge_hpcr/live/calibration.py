@@ -1,0 +1,59 @@
+"""Confidence that means something, and the line below which an image is *unknown*: both set from held-out samples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+FEWEST_SAMPLES = 20  # fewer say too little: then nothing is corrected and nothing is called unknown
+COLDEST, HOTTEST = 0.05, 20.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`temperature` divides the logits before the softmax; below `unknown_below` no proxy counts as near."""
+
+    temperature: float = 1.0
+    unknown_below: float | None = None
+    samples: int = 0  # that it rests on
+
+    def confidences(self, scores: np.ndarray) -> np.ndarray:
+        """
+        >>> Calibration(temperature=2.0).confidences(np.array([[0.9, 0.1]])).round(2).tolist()
+        [[0.75, 0.25]]
+        """
+        return _sharpened(scores, self.temperature)
+
+    def unknown(self, similarity: np.ndarray) -> np.ndarray:
+        if self.unknown_below is None:
+            return np.zeros(len(similarity), dtype=bool)
+        return similarity < self.unknown_below
+
+
+def calibrate(
+    scores: np.ndarray, similarity: np.ndarray, columns: np.ndarray, unknown_share: float
+) -> Calibration:
+    """From what the learner says of samples that it was not trained on, and their true columns.
+
+    The temperature makes the held-out labels most likely (Guo et al., 2017). The *unknown* line leaves `unknown_share`
+    of held-out samples below it: that share of things it has been taught will be called unknown.
+    """
+    count = len(columns)
+    if count < FEWEST_SAMPLES:
+        return Calibration(samples=count)
+    threshold = float(np.quantile(similarity, unknown_share))
+    if scores.shape[1] < 2:
+        return Calibration(1.0, threshold, count)
+
+    def loss(log_temperature: float) -> float:
+        likely = _sharpened(scores, float(np.exp(log_temperature)))[np.arange(count), columns]
+        return -float(np.log(np.maximum(likely, 1e-12)).mean())
+
+    best = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
+    return Calibration(float(np.exp(best.x)), threshold, count)
+
+
+def _sharpened(scores: np.ndarray, temperature: float) -> np.ndarray:
+    logits = np.log(np.maximum(scores, 1e-30)) / temperature
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)

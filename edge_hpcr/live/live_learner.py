@@ -1,0 +1,445 @@
+"""The learner of a workspace, in a thread of its own: it follows the journal, and uses idle time for more replay.
+
+Labels go to the journal first, from whatever process; this thread reads them there in their order, so that a restart
+is the newest checkpoint and the journal behind it. Nothing else changes the learner.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from edge_hpcr.allocator import keep_freed_memory
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
+from edge_hpcr.live import checkpoints
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, balanced
+from edge_hpcr.live.calibration import Calibration, calibrate
+from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach
+from edge_hpcr.live.housekeeping import tidy
+from edge_hpcr.live.predictor import Answer, Predictor
+from edge_hpcr.live.status import write_status
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.recover import backup_journal
+from edge_hpcr.workspace.settings import Settings
+from export.preprocess import prepare
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+POLL_SECONDS = 0.5  # how soon a label from another process is noticed
+STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
+TEST_EVERY_STEPS = 100  # on held-out samples, when nothing waits
+TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
+TEST_BATCH = 64
+PROBLEMS_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The learner's reply to one label."""
+
+    seq: int
+    sample_id: int
+    class_id: int
+    before: Answer  # what it said before it learned the label
+    after: Answer
+    held_out: bool
+    seconds: float  # since the label was acknowledged
+
+
+def learner_config(settings: Settings) -> LearnerConfig:
+    return LearnerConfig(
+        height=settings.image_size,
+        width=settings.image_size,
+        method=settings.method,
+        memory=MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec),
+        # Labels come one at a time: statistics of a single image and its view would be no statistics.
+        batch_norm="joint",
+        ema_decay=LearnerConfig.ema_decay if settings.averaged else None,
+    )
+
+
+class LiveLearner:
+    """Learns what the journal says, until it is stopped. Any thread may ask for answers and for the status."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        settings = workspace.settings
+        self.device = resolve_device(settings.device)
+        restored = checkpoints.load_newest(workspace.layout, self.device)
+        self.problems: deque[str] = deque([*workspace.report, *restored.losses], maxlen=PROBLEMS_KEPT)
+        self.learner = restored.learner or Learner(learner_config(settings), self.device)
+        self._check_settings(settings)
+        notes = restored.notes
+        self.follower = Follower(notes.get("applied", 0))
+        self.test_then_train = (
+            TestThenTrain.from_state(notes["test_then_train"]) if notes else TestThenTrain()
+        )
+        self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
+        self.predictor = Predictor(self.learner, settings.averaged)
+        if notes:
+            self.predictor.calibration = Calibration(**notes["calibration"])
+        self.recent: deque[Learned] = deque(maxlen=100)
+        self.phase = "starting"
+        self.idle_steps_left = 0
+        self._held_out_images: dict[int, np.ndarray] = {}
+        self._tested_step, self._tested_seq = -1, -1
+        self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
+        self._status_made = self._status_written = 0.0
+        self._wake = threading.Condition()
+        self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._notified = False
+        self._stopping = False
+        self._status = self._make_status()
+        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+
+    def _check_settings(self, settings: Settings) -> None:
+        made = self.learner.config
+        if (made.height, made.method) != (settings.image_size, settings.method):
+            raise UserError(
+                f"workspace {self.workspace.path} learned {made.height} pixels with {made.method}, its settings now "
+                f"say {settings.image_size} with {settings.method}: set them back, or export the labelled images and "
+                "import them into a new workspace"
+            )
+        wanted = MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec)
+        if self.learner.memory.config != wanted:
+            self.learner.memory.resize(wanted)
+
+    # For other threads ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step under way, save, and end. Labels that wait are in the journal for the next start."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def notify(self) -> None:
+        """The journal has something new; without this it is noticed within half a second."""
+        with self._wake:
+            self._notified = True
+            self._wake.notify_all()
+
+    @property
+    def failed(self) -> bool:
+        return self.phase == "failed"
+
+    @property
+    def caught_up(self) -> bool:
+        return self.follower.applied >= self.workspace.journal.last_seq
+
+    def wait_until_caught_up(self, seconds: float) -> bool:
+        """Until every label so far has been learned."""
+        self.notify()
+        deadline = time.monotonic() + seconds
+        with self._wake:
+            while not self.caught_up and not self.failed and time.monotonic() < deadline:
+                self._wake.wait(0.05)
+        return self.caught_up
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Let the learning thread do something between two steps."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self.phase in ("stopped", "failed"):
+                raise UserError("the learner has been stopped: start it first")
+            self._requests.append((work, future))
+            self._wake.notify_all()
+        return future
+
+    def prepare(self, frame: np.ndarray) -> np.ndarray:
+        """A frame as the learner sees it."""
+        size = self.learner.config.height
+        return prepare(frame, (size, size))
+
+    def answer(self, frames: list[np.ndarray]) -> list[Answer]:
+        return self.predictor.answer(np.stack([self.prepare(frame) for frame in frames]))
+
+    def status(self) -> dict[str, Any]:
+        """As of a moment ago: made by the learning thread, since nobody else may look into a learner that learns."""
+        return self._status
+
+    def _make_status(self) -> dict[str, Any]:
+        memory = self.learner.memory
+        return {
+            "pid": os.getpid(),
+            "at": time.time(),
+            "phase": self.phase,
+            "device": str(self.device),
+            "step": self.learner.step,
+            "applied": self.follower.applied,
+            "labels_waiting": self.follower.labels_waiting,
+            "memory": {
+                "samples": len(memory),
+                "bytes": memory.byte_breakdown(),
+                "budget": memory.config.bytes,
+                "overhead": memory.overhead(),
+            },
+            "test_then_train": self.test_then_train.summary(),
+            "held_out": self.held_out.summary(),
+            "calibration": asdict(self.predictor.calibration),
+            "problems": list(self.problems),
+        }
+
+    # The learning thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        cores = os.cpu_count() or 1
+        torch.set_num_threads(self.workspace.settings.threads or max(1, cores - 1))
+        keep_freed_memory()
+        try:
+            while not self._stopping:
+                self._answer_requests()
+                self._turn()
+            if self._save_is_due(idle=True):
+                self._save()
+            self._finish("stopped")
+        except Exception as error:
+            # The thread's end must be seen: labels still go to the journal, and nothing of them is lost.
+            LOG.exception("the learner stopped")
+            self.problems.append(f"learning stopped: {error}; labels are kept, restart to learn them")
+            self._finish("failed")
+            if not isinstance(error, UserError):
+                raise
+
+    def _finish(self, phase: str) -> None:
+        self.phase = phase
+        with self._wake:
+            for _, future in self._requests:
+                future.set_exception(UserError("the learner has been stopped"))
+            self._requests.clear()
+            self._wake.notify_all()
+        self._write_status(force=True)
+
+    def _turn(self) -> None:
+        """One step of whatever is most urgent."""
+        self._read_journal()
+        work = self.follower.next(self.workspace.settings.micro_batch)
+        if work is not None:
+            self.phase = "learning"
+            self._do(work)
+            self.follower.done()
+        elif self.idle_steps_left and len(self.learner.memory):
+            self.phase = "rehearsing"
+            self._rehearse()
+        else:
+            self.phase = "idle"
+        self._test_if_due(idle=work is None)
+        if self._save_is_due(idle=work is None and not self.idle_steps_left):
+            self._save()
+        self._write_status()
+        with self._wake:
+            self._wake.notify_all()  # whoever waits for labels to be learned
+        if self.phase == "idle":
+            self._wait(POLL_SECONDS)
+
+    def _read_journal(self) -> None:
+        self._notified = False
+        if self.follower.labels_waiting < 10 * self.workspace.settings.micro_batch:
+            self.follower.put(self.workspace.journal.events_after(self.follower.read, limit=200))
+
+    def _wait(self, seconds: float) -> None:
+        with self._wake:
+            if not (self._stopping or self._notified or self._requests):
+                self._wake.wait(seconds)
+
+    def _answer_requests(self) -> None:
+        while self._requests:
+            work, future = self._requests.popleft()
+            try:
+                future.set_result(work())
+            except Exception as error:  # belongs to whoever asked
+                future.set_exception(error)
+
+    def _do(self, work: list[Teach] | Relabel | Forget | Close) -> None:
+        try:
+            if isinstance(work, list):
+                self._teach(work)
+            elif isinstance(work, Relabel):
+                self.learner.relabel(work.sample_id, work.class_id)
+            elif isinstance(work, Forget):
+                self.learner.forget(work.sample_id)
+                self._held_out_images.pop(work.sample_id, None)
+            elif work.class_id in self.learner.class_ids:
+                self.learner.drop_class(work.class_id)
+                self.held_out.drop(work.class_id)
+                self.predictor.refresh()
+        except UserError as error:
+            # One label that cannot be learned (an image that is gone, a class too many for the budget) must not
+            # stop all others. It stays in the journal.
+            self._report(str(error))
+
+    def _report(self, problem: str) -> None:
+        LOG.warning("%s", problem)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _teach(self, batch: list[Teach]) -> None:
+        """Test on the labels, then train on those that are not held out."""
+        images = {}
+        for teach in batch:
+            try:
+                images[teach.sample_id] = self.prepare(self.workspace.image(teach.sample_id))
+            except UserError as error:
+                self._report(f"a label could not be learned: {error}")
+        batch = [teach for teach in batch if teach.sample_id in images]
+        if not batch:
+            return
+        before = self._answers([images[teach.sample_id] for teach in batch])
+        for teach, answer in zip(batch, before, strict=True):
+            self.test_then_train.record(teach.class_id, answer.best[0] if answer.best else None)
+        for corrected in (False, True):
+            chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
+            if chosen:
+                self.learner.observe(
+                    np.stack([images[teach.sample_id] for teach in chosen]),
+                    [teach.class_id for teach in chosen],
+                    np.array([teach.sample_id for teach in chosen]),
+                    remember=not corrected,
+                )
+                self.predictor.refresh()
+        self.idle_steps_left = self.workspace.settings.idle_steps
+        now = time.time()
+        after = self._answers([images[teach.sample_id] for teach in batch])
+        self.recent += [
+            Learned(t.seq, t.sample_id, t.class_id, said, says, t.held_out, now - t.at)
+            for t, said, says in zip(batch, before, after, strict=True)
+        ]
+
+    def _answers(self, images: list[np.ndarray]) -> list[Answer]:
+        return self.predictor.answer(np.stack(images))
+
+    def _rehearse(self) -> None:
+        begun = time.monotonic()
+        self.idle_steps_left -= 1
+        try:
+            self.learner.rehearse()
+        except LossNotFinite as error:
+            self._report(str(error))
+            self.idle_steps_left = 0
+        self.predictor.refresh()
+        share = self.workspace.settings.idle_share
+        if share > 0:
+            self._wait((time.monotonic() - begun) * (1 - share) / share)
+        else:
+            self.idle_steps_left = 0
+
+    # Honest accuracy --------------------------------------------------------------------------------------------------
+
+    def _test_if_due(self, idle: bool) -> None:
+        steps = self.learner.step - self._tested_step
+        changed = self._tested_seq != self.follower.applied or steps > 0
+        last_chance = idle and not self.idle_steps_left and changed
+        if last_chance or (idle and steps >= TEST_EVERY_STEPS) or steps >= TEST_AT_LEAST_EVERY_STEPS:
+            self.test()
+
+    def test(self) -> None:
+        """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training."""
+        self._tested_step, self._tested_seq = self.learner.step, self.follower.applied
+        truth = self._load_held_out()
+        ids = list(truth)
+        if not ids or not self.learner.class_ids:
+            self.held_out.record(self.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
+            return
+        parts = [
+            self.predictor.predict(
+                np.stack([self._held_out_images[i] for i in ids[start : start + TEST_BATCH]])
+            )
+            for start in range(0, len(ids), TEST_BATCH)
+        ]
+        scores = np.concatenate([part.scores for part in parts])
+        similarity = np.concatenate([part.similarity for part in parts])
+        class_ids = parts[0].class_ids
+        labels = np.array([truth[i] for i in ids])
+        self.held_out.record(self.learner.step, labels, class_ids[scores.argmax(1)])
+        known = np.isin(labels, class_ids)
+        columns = np.array([int(np.flatnonzero(class_ids == c)[0]) for c in labels[known]], dtype=np.int64)
+        self.predictor.calibration = calibrate(
+            scores[known], similarity[known], columns, self.workspace.settings.unknown_share
+        )
+
+    def held_out_ids(self) -> dict[int, int]:
+        """The held-out samples in use, with their classes: balanced over classes, within the budget."""
+        rows = []
+        after = 0
+        while page := self.workspace.journal.samples(state="labelled", held_out=True, after_id=after):
+            rows += [row for row in page if row.has_image and row.class_id is not None]
+            after = page[-1].id
+        members: dict[int, list[int]] = {}
+        for row in rows:
+            members.setdefault(row.class_id or 0, []).append(row.id)
+        sizes = {row.id: row.bytes for row in rows}
+        classes = {row.id: row.class_id or 0 for row in rows}
+        chosen, total = {}, 0
+        for sample_id in balanced(members, len(rows)):
+            total += sizes[sample_id]
+            if total > self.workspace.settings.held_out_bytes:
+                break
+            chosen[sample_id] = classes[sample_id]
+        return chosen
+
+    def _load_held_out(self) -> dict[int, int]:
+        wanted = self.held_out_ids()
+        kept = {i: image for i, image in self._held_out_images.items() if i in wanted}
+        for sample_id in wanted.keys() - kept.keys():
+            try:
+                kept[sample_id] = self.prepare(self.workspace.image(sample_id))
+            except UserError as error:
+                self._report(f"a held-out sample is missing: {error}")
+        self._held_out_images = kept
+        return {i: class_id for i, class_id in wanted.items() if i in kept}
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    def _save_is_due(self, idle: bool) -> bool:
+        if not self.follower.whole:
+            return False  # half an event would be learned twice after a restart
+        steps = self.learner.step - self._saved_step
+        changed = steps > 0 or self.follower.applied != self._saved_seq
+        return steps >= self.workspace.settings.checkpoint_steps or (idle and changed)
+
+    def _save(self) -> None:
+        """A checkpoint, a copy of the journal, and then the room that both make free."""
+        layout = self.workspace.layout
+        notes = {
+            "test_then_train": self.test_then_train.state(),
+            "held_out": self.held_out.state(),
+            "calibration": asdict(self.predictor.calibration),
+        }
+        try:
+            checkpoints.save(layout, self.learner, self.follower.applied, notes)
+            backup_journal(self.workspace.journal, layout.backup)
+            checkpoints.prune(layout, self.workspace.settings.checkpoints_kept)
+            tidy(self.workspace, self.learner.memory.ids(), self.held_out_ids())
+        except UserError as error:
+            self._report(str(error))  # a full disk: learning goes on, and the next time may have room
+        self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
+
+    def _write_status(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._status_made < STATUS_SECONDS:
+            return
+        self._status_made = now
+        self._status = self._make_status()
+        if force or now - self._status_written >= STATUS_FILE_SECONDS:
+            self._status_written = now
+            try:
+                write_status(self.workspace.layout.status, self._status)
+            except OSError as error:
+                self._report(f"{self.workspace.layout.status}: {error.strerror}")

@@ -1,0 +1,91 @@
+"""Answers from a copy of the weights, so that predicting never waits for a training step, nor disturbs one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from edge_hpcr.learner import Learner, Prediction
+from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.network import Network
+
+TOP = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the learner says of one image."""
+
+    top: tuple[tuple[int, float], ...]  # class id and calibrated confidence, the best first, three at most
+    similarity: float  # cosine to the nearest proxy
+    unknown: bool  # no proxy is near
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        return self.top[0] if self.top else None
+
+
+NOTHING_KNOWN = Answer((), 0.0, True)
+
+
+class Predictor:
+    """The newest weights that were handed over, and their calibration. Any thread may ask."""
+
+    def __init__(self, learner: Learner, averaged: bool) -> None:
+        self._learner = learner
+        self._averaged = averaged and learner.average is not None
+        self._lock = threading.Lock()
+        config = learner.config
+        self._network = Network((config.height, config.width), config.nf, config.tau).to(learner.device)
+        self._network.eval().requires_grad_(False)
+        self._class_ids: tuple[int, ...] = ()
+        self.calibration = Calibration()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the learner's weights; called by the thread that trains, between two steps."""
+        average = self._learner.average
+        source = average.network if self._averaged and average is not None else self._learner.network
+        state = {name: tensor.detach() for name, tensor in source.state_dict().items()}
+        with self._lock, torch.no_grad():
+            self._network.take_over(state)
+            self._class_ids = tuple(self._learner.class_ids)
+
+    def predict(self, images: np.ndarray) -> Prediction:
+        """Scores as the network gives them, before calibration."""
+        learner = self._learner
+        with self._lock, torch.inference_mode():
+            features = self._network.features(learner.to_device(images))
+            scores = learner.method.class_logits(learner, self._network, features).softmax(1).cpu().numpy()
+            similarity = self._network.similarities(features).amax(1).cpu().numpy()
+            return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
+
+    def features(self, images: np.ndarray) -> np.ndarray:
+        with self._lock, torch.inference_mode():
+            return self._network.features(self._learner.to_device(images)).cpu().numpy()
+
+    def answer(self, images: np.ndarray) -> list[Answer]:
+        """The three best classes of each image, or that it is unknown."""
+        if not self._class_ids:
+            return [NOTHING_KNOWN] * len(images)
+        calibration = self.calibration
+        return to_answers(self.predict(images), calibration)
+
+
+def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]:
+    confidences = calibration.confidences(prediction.scores)
+    order = np.argsort(-confidences, axis=1, kind="stable")[:, :TOP]
+    unknown = calibration.unknown(prediction.similarity)
+    return [
+        Answer(
+            tuple((int(prediction.class_ids[c]), float(row[c])) for c in best),
+            float(similarity),
+            bool(is_unknown),
+        )
+        for row, best, similarity, is_unknown in zip(
+            confidences, order, prediction.similarity, unknown, strict=True
+        )
+    ]
