@@ -1,7 +1,6 @@
 """`python -m edge_hpcr bench`: from the command line to runs, one process a seed."""
 
 import argparse
-import ast
 import hashlib
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from edge_hpcr.bench import Interrupted, Run, RunConfig, finished_result, make_c
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import LearnerConfig
 from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.units import parse_bytes
+from edge_hpcr.units import parse_bytes, parse_setting
 
 EXAMPLES = """\
 examples:
@@ -235,17 +234,6 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
         )
         for seed in seeds
     ]
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """`alpha=0.1`: numbers, True, False and None as Python writes them, anything else as text."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise UserError(f"--set {text}: write it as KEY=VALUE")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
 
 
 def _check_types(options: dict[str, Any], config: type) -> None:

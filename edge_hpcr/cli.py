@@ -1,12 +1,25 @@
 """The command line: `python -m edge_hpcr COMMAND`. 0 is done, 2 wrong input in one line, 1 anything else."""
 
 import argparse
+import importlib
 import sys
 from typing import NoReturn
 
-from edge_hpcr import __version__, bench_command, report_command, speed
-from edge_hpcr.data import cli as data_command
+from edge_hpcr import __version__
 from edge_hpcr.errors import UserError
+
+# Each module adds its commands to the parser. Only the one that is asked for is imported: PyTorch alone takes seconds,
+# and whoever asks for a status wants it at once.
+MODULES = {
+    "learn": "edge_hpcr.learn_command",
+    **dict.fromkeys(
+        ("status", "label", "classes", "samples", "undo", "redo", "verify"), "edge_hpcr.workspace_command"
+    ),
+    "bench": "edge_hpcr.bench_command",
+    "report": "edge_hpcr.report_command",
+    "speed": "edge_hpcr.speed",
+    "data": "edge_hpcr.data.cli",
+}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -16,21 +29,25 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"edge_hpcr: {message} (see `{self.prog} --help`)\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """With this command alone, or with all of them."""
     parser = OneLineParser(
         prog="python -m edge_hpcr",
         description="Image classifiers that learn new classes on the device, for life.",
-        epilog="First steps: `python -m edge_hpcr bench --dataset digits`, then `COMMAND --help` for each command.",
+        epilog="First steps: `python -m edge_hpcr learn --workspace demo --source digits --labels folders --seconds 60`, "
+        "then `status demo`, and `COMMAND --help` for each command.",
     )
     parser.add_argument("--version", action="version", version=f"edge_hpcr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (bench_command, report_command, speed, data_command):
-        module.add_parser(commands)
+    names = [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values())
+    for name in names:
+        importlib.import_module(name).add_parser(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(argv[0] if argv else None).parse_args(argv)
     try:
         return arguments.func(arguments)
     except UserError as error:

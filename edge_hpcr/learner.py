@@ -174,17 +174,6 @@ class Learner:
         del self.class_ids[column]
         return removed
 
-    def merge_class(self, source: int, into: int) -> int:
-        """One class from two: the samples of `source` become `into`'s; returns how many the memory held."""
-        column = self.column(source)
-        if into not in self.class_ids:
-            self.add_class(into)
-        moved = 0
-        if self.method.uses_memory:
-            moved = self.memory.relabel_class(column, self.column(into))
-        self.drop_class(source)
-        return moved
-
     def relabel(self, sample_id: int, class_id: int) -> bool:
         """Correct a sample in memory; False when the memory does not hold it."""
         if class_id not in self.class_ids:
@@ -453,10 +442,7 @@ class Learner:
         learner.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], learner.rng)
         names = ["network"] if learner.average is None else ["network", "average"]
         for name, network in zip(names, learner._networks(), strict=True):
-            state = learner._to_tensors(arrays[name])
-            for proxy in state["proxies"]:
-                network.append_proxy(proxy)
-            network.load_state_dict(state)
+            network.take_over(learner._to_tensors(arrays[name]))
         learner.optimiser.follow_proxies(kept=[])
         learner.optimiser.load_state(learner._to_tensors(arrays["optimiser"]))
         learner.method.load_state(learner._to_tensors(arrays["method"]))

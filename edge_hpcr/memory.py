@@ -252,12 +252,13 @@ class ReplayMemory:
 
     def relabel(self, sample_id: int, column: int) -> bool:
         """Correct the class of a sample; False when the memory does not hold it."""
-        return self._relabel_where("id", sample_id, column) > 0
-
-    def relabel_class(self, column: int, into: int) -> int:
-        """Every sample of one class becomes another's; returns how many."""
         self._check_column(column)
-        return self._relabel_where("label", column, into)
+        found = False
+        for heads in self._heads.views(self._count):
+            matches = heads["id"] == sample_id
+            heads["label"][matches] = column
+            found |= bool(matches.any())
+        return found
 
     def ids(self) -> np.ndarray:
         """The ids of the held samples, in the order of their slots."""
@@ -386,15 +387,6 @@ class ReplayMemory:
         self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
         self._delete(slot)
         return slot
-
-    def _relabel_where(self, field: str, value: int, column: int) -> int:
-        self._check_column(column)
-        found = 0
-        for heads in self._heads.views(self._count):
-            matches = heads[field] == value
-            heads["label"][matches] = column
-            found += int(matches.sum())
-        return found
 
     def _remove_where(self, field: str, value: int) -> int:
         matches = [heads[field] == value for heads in self._heads.views(self._count)]

@@ -101,6 +101,12 @@ class Network(nn.Module):
         kept = [c for c in range(self.num_classes) if c != column]
         self.proxies = nn.Parameter(self.proxies.detach()[kept].clone(), self.proxies.requires_grad)
 
+    def take_over(self, state: dict[str, Tensor]) -> None:
+        """The weights of another network of this shape, which may know other classes."""
+        proxies = state["proxies"].to(self.proxies)
+        self.proxies = nn.Parameter(proxies.clone(), self.proxies.requires_grad)
+        self.load_state_dict(state)
+
     def features(self, images: Tensor, groups: list[int] | None = None) -> Tensor:
         """`z = h(x)`; images are float RGB in [0, 1], [N, 3, H, W].
 

@@ -1,7 +1,9 @@
-"""Sizes as people write them."""
+"""Sizes and settings as people write them."""
 
+import ast
 import re
 from fractions import Fraction
+from typing import Any
 
 from edge_hpcr.errors import UserError
 
@@ -34,3 +36,14 @@ def format_bytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.2f} {unit}"
     return f"{int(size)} B"
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`alpha=0.1`: numbers, True, False and None as Python writes them, anything else as text."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise UserError(f"--set {text}: write it as KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value

@@ -59,7 +59,7 @@ def operations(event: Event) -> Iterable[Operation]:
         if move.was is not None:
             yield Relabel(move.sample_id, move.now)
         # A label says something about an image; a merge, or undoing one, only about names.
-        if move.was is None or event.kind == "label":
+        if move.was is None or event.kind in ("label", "correct"):
             yield Teach(move.sample_id, move.now, move.held_out, move.was is not None, event.seq, event.at)
     for class_id in event.closed:
         yield Close(class_id)

@@ -40,8 +40,9 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.5  # how soon a label from another process is noticed
 STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
-TEST_EVERY_STEPS = 100  # on held-out samples, when nothing waits
+TEST_EVERY_STEPS = 50  # on held-out samples, when nothing waits
 TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
+TEST_SHARE = 0.1  # of the time, at most
 TEST_BATCH = 64
 PROBLEMS_KEPT = 20
 
@@ -94,8 +95,9 @@ class LiveLearner:
         self.recent: deque[Learned] = deque(maxlen=100)
         self.phase = "starting"
         self.idle_steps_left = 0
+        self.hurries = False  # rehearse without pauses: nobody else needs the machine
         self._held_out_images: dict[int, np.ndarray] = {}
-        self._tested_step, self._tested_seq = -1, -1
+        self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
         self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
         self._status_made = self._status_written = 0.0
         self._wake = threading.Condition()
@@ -334,7 +336,7 @@ class LiveLearner:
             self._report(str(error))
             self.idle_steps_left = 0
         self.predictor.refresh()
-        share = self.workspace.settings.idle_share
+        share = 1.0 if self.hurries else self.workspace.settings.idle_share
         if share > 0:
             self._wait((time.monotonic() - begun) * (1 - share) / share)
         else:
@@ -344,10 +346,12 @@ class LiveLearner:
 
     def _test_if_due(self, idle: bool) -> None:
         steps = self.learner.step - self._tested_step
-        changed = self._tested_seq != self.follower.applied or steps > 0
-        last_chance = idle and not self.idle_steps_left and changed
-        if last_chance or (idle and steps >= TEST_EVERY_STEPS) or steps >= TEST_AT_LEAST_EVERY_STEPS:
+        labelled = self._tested_seq != self.follower.applied
+        due = idle and (labelled or steps >= TEST_EVERY_STEPS or (steps > 0 and not self.idle_steps_left))
+        if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
+            begun = time.monotonic()
             self.test()
+            self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
 
     def test(self) -> None:
         """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training."""

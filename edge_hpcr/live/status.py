@@ -5,6 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from edge_hpcr.units import format_bytes
+from edge_hpcr.workspace.records import Counts
+
+FEW = 30  # held-out samples: an accuracy on fewer is a guess
+
 
 def write_status(path: Path, status: dict[str, Any]) -> None:
     # Not flushed to disk: after a power cut nobody runs whose status it could be.
@@ -23,3 +28,35 @@ def read_status(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return status
+
+
+def one_line(status: dict[str, Any], counts: Counts, source: str) -> str:
+    """What it is doing, what it holds, how good it is and on how many samples that rests."""
+    waiting = f" ({status['labels_waiting']:,} to learn)" if status["labels_waiting"] else ""
+    memory = status["memory"]
+    return " · ".join(
+        [
+            status["phase"],
+            f"{counts.labels:,} labels{waiting}",
+            f"memory {format_bytes(memory['bytes']['total'])} of {format_bytes(memory['budget'])}",
+            accuracy_text("held-out", status["held_out"]["accuracy"], status["held_out"]["samples"]),
+            accuracy_text(
+                "before learning",
+                status["test_then_train"]["recent"]["accuracy"],
+                status["test_then_train"]["recent"]["labels"],
+            ),
+            f"queue {counts.queued:,}",
+            f"step {status['step']:,}",
+            source,
+        ]
+    )
+
+
+def accuracy_text(name: str, accuracy: float | None, samples: int) -> str:
+    """
+    >>> accuracy_text("held-out", 0.912, 48), accuracy_text("held-out", 1.0, 3), accuracy_text("held-out", None, 0)
+    ('held-out 91 % (n=48)', 'held-out 100 % (n=3, few)', 'held-out: none yet')
+    """
+    if accuracy is None:
+        return f"{name}: none yet"
+    return f"{name} {accuracy:.0%} (n={samples}{', few' if samples < FEW else ''})".replace("%", " %", 1)

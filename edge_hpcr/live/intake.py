@@ -1,0 +1,133 @@
+"""From a stream into the workspace: a frame is predicted and passes the gate, or brings its own label."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_hpcr import label_queue
+from edge_hpcr.errors import UserError
+from edge_hpcr.gate import Gate, perceptual_hash
+from edge_hpcr.live.housekeeping import trim_queue
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.predictor import Answer
+from edge_hpcr.streams import Frame
+from edge_hpcr.workspace.folder import Taken, Workspace
+
+LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
+MOST_WAITING = 200  # labels; beyond it a labelled source waits for the learner
+COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
+TRIM_EVERY = 20  # queued samples
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of a frame."""
+
+    answer: Answer
+    verdict: str  # queue, duplicate, sure, rate, disk, label, known
+    sample_id: int | None = None
+
+
+class Intake:
+    """Takes in the frames of one source. One thread feeds it."""
+
+    def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
+        settings = workspace.settings
+        self.workspace = workspace
+        self.live = live
+        self.gate = Gate(
+            settings.gate_distance, settings.gate_sure, settings.gate_stable, settings.gate_per_second
+        )
+        for row in reversed(workspace.journal.queued(limit=settings.queue_samples)):
+            self.gate.admit(row.hash64)
+        self._labelled: list[Frame] = []
+        self._since_trim = 0
+        self._counts_kept = time.monotonic()
+        self._extra_counts: dict[str, int] = {}
+
+    def take(self, frame: Frame) -> Seen:
+        """Predict; then queue the frame, or not; or label it, if it brings a label."""
+        (answer,) = self.live.answer([frame.image])
+        seen = self._labelled_frame(frame, answer) if frame.label is not None else self._judged(frame, answer)
+        if time.monotonic() - self._counts_kept > COUNTS_SECONDS:
+            self.keep_counts()
+        return seen
+
+    def _judged(self, frame: Frame, answer: Answer) -> Seen:
+        if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
+            return self._skipped(answer, "known")
+        hash64 = perceptual_hash(frame.image)
+        verdict = self.gate.judge(hash64, None if answer.unknown else answer.best, frame.at)
+        if verdict != "queue":
+            return Seen(answer, verdict)
+        if self._disk_is_full():
+            return self._skipped(answer, "disk")
+        scores = np.array([[confidence for _, confidence in answer.top]])
+        priority = float(label_queue.uncertainty(scores, np.array([answer.unknown]))[0])
+        sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, priority)
+        self._since_trim += 1
+        if self._since_trim >= TRIM_EVERY:
+            self._since_trim = 0
+            trim_queue(self.workspace)
+        return Seen(answer, verdict, sample_id)
+
+    def _skipped(self, answer: Answer, reason: str) -> Seen:
+        name = f"skipped_{reason}"
+        self._extra_counts[name] = self._extra_counts.get(name, 0) + 1
+        return Seen(answer, reason)
+
+    def _disk_is_full(self) -> bool:
+        """Unlabelled frames are not worth dropping anything else for."""
+        return self.workspace.journal.counts().image_bytes >= self.workspace.settings.disk_bytes
+
+    def _labelled_frame(self, frame: Frame, answer: Answer) -> Seen:
+        if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
+            return self._skipped(answer, "known")
+        self._labelled.append(frame)
+        if len(self._labelled) >= LABELS_AT_ONCE:
+            self.flush()
+        return Seen(answer, "label")
+
+    def flush(self) -> None:
+        """Write the labelled frames that were collected: images first, then labels, then the learner hears of it."""
+        frames, self._labelled = self._labelled, []
+        if not frames:
+            return
+        ids = self.workspace.take_many(
+            [Taken(f.image, f.origin, f.digest, perceptual_hash(f.image)) for f in frames]
+        )
+        by_class: dict[int, list[int]] = {}
+        for frame, sample_id in zip(frames, ids, strict=True):
+            by_class.setdefault(self._class_of(frame), []).append(sample_id)
+        for class_id, members in by_class.items():
+            self.workspace.journal.label(members, class_id)
+        self.live.notify()
+
+    def _class_of(self, frame: Frame) -> int:
+        name = frame.label or ""
+        found = self.workspace.journal.class_id(name)
+        if found is None:
+            try:
+                found = self.workspace.journal.create_class(name)
+            except UserError as error:
+                raise UserError(f"{frame.origin}: {error}") from error
+        return found
+
+    @property
+    def must_wait(self) -> bool:
+        """The learner is far behind with labels."""
+        return self.workspace.journal.last_seq - self.live.follower.applied > MOST_WAITING // LABELS_AT_ONCE
+
+    def keep_counts(self) -> None:
+        """What was skipped and why, for ever."""
+        counts, self._extra_counts = self.gate.take_counts() | self._extra_counts, {}
+        if counts:
+            self.workspace.journal.add_counts(counts)
+        self._counts_kept = time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+        self.keep_counts()

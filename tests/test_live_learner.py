@@ -1,0 +1,395 @@
+"""A workspace that learns: labels from the journal, answers meanwhile, restarts, undo, merges, bad luck."""
+
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.live import checkpoints
+from edge_hpcr.live.housekeeping import tidy, trim_queue
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.status import read_status
+from edge_hpcr.workspace.folder import Workspace
+
+PATIENCE = 60.0
+
+
+class Bench:
+    """A workspace of 8x8 digits with its learner."""
+
+    def __init__(self, path, digits, **settings):
+        self.path, self.digits = path, digits
+        self.settings = {"image_size": 8, "idle_steps": 0, "threads": 1, "memory_bytes": 40_000, **settings}
+        self.next = 0
+        self.open()
+
+    def open(self):
+        self.workspace = Workspace.open(self.path)
+        self.workspace.change_settings(**self.settings)
+        self.journal = self.workspace.journal
+        self.live = LiveLearner(self.workspace)
+        self.live.start()
+
+    def close(self):
+        self.live.stop()
+        self.workspace.close()
+
+    def class_of(self, digit):
+        found = self.journal.class_id(f"digit {digit}")
+        return found if found is not None else self.journal.create_class(f"digit {digit}")
+
+    def show(self, digit):
+        """Take the next image of this digit into the queue."""
+        images = self.digits.train_images[self.digits.train_labels == digit]
+        self.next += 1
+        return self.workspace.take(images[self.next % len(images)], "test")
+
+    def label(self, digit, count=1):
+        ids = [self.show(digit) for _ in range(count)]
+        for sample_id in ids:
+            self.journal.label([sample_id], self.class_of(digit))
+        return ids
+
+    def learned(self):
+        assert self.live.wait_until_caught_up(PATIENCE), self.live.problems
+        return self.live.learner
+
+    def until(self, condition):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline and not self.live.failed, self.live.problems
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def bench(tmp_path, digits):
+    made = []
+
+    def make(**settings):
+        made.append(Bench(tmp_path / "w", digits, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_one_label_alone_is_learned_and_everything_stays_finite(bench):
+    one = bench()
+    (sample,) = one.label(3)
+    learner = one.learned()
+    assert learner.step == 1 and learner.memory.ids().tolist() == [sample]
+    assert all(np.isfinite(value.detach().numpy()).all() for value in learner.network.state_dict().values())
+    (answer,) = one.live.answer([one.workspace.image(sample)])
+    assert answer.top == ((one.class_of(3), pytest.approx(1.0)),)
+
+
+def test_labels_given_one_at_a_time_are_learned_and_told_apart(bench, digits):
+    one = bench(idle_steps=60, idle_share=1.0)
+    for _ in range(12):
+        for digit in (0, 1):
+            one.label(digit)
+            one.learned()
+    one.until(lambda: one.live.idle_steps_left == 0)
+    chosen = np.flatnonzero(np.isin(digits.test_labels, (0, 1)))[:60]
+    answers = one.live.answer(list(digits.test_images[chosen]))
+    right = [
+        answer.best[0] == one.class_of(digits.test_labels[i])
+        for i, answer in zip(chosen, answers, strict=True)
+    ]
+    assert np.mean(right) > 0.85
+
+
+def test_held_out_samples_are_tested_but_never_trained_on(bench):
+    one = bench()
+    for digit in (0, 1):
+        one.label(digit, 20)
+    learner = one.learned()
+    held_out = {row.id for row in one.journal.samples(held_out=True)}
+    assert len(held_out) == 4  # one in ten of each class
+    assert not held_out & set(learner.memory.ids().tolist())
+    assert learner.memory.seen == 36
+    one.until(lambda: one.live.held_out.samples == 4)
+    assert one.live.test_then_train.summary()["labels"] == 40
+
+
+def test_the_reply_to_a_label_says_what_it_said_before_and_after(bench):
+    one = bench()
+    one.label(0, 5)
+    one.learned()
+    (sample,) = one.label(1)
+    one.learned()
+    reply = one.live.recent[-1]
+    assert (reply.sample_id, reply.class_id) == (sample, one.class_of(1))
+    assert reply.before.best[0] == one.class_of(0), "it knew nothing else"
+    assert {class_id for class_id, _ in reply.after.top} == {one.class_of(0), one.class_of(1)}
+    assert 0 < reply.seconds < PATIENCE
+
+
+def test_a_restart_continues_from_the_checkpoint_and_learns_only_what_came_after(bench):
+    one = bench()
+    one.label(0, 10)
+    one.learned()
+    one.close()
+    step = one.live.learner.step
+    with Workspace.open(one.path, learning=False) as elsewhere:
+        queued = [row.id for row in elsewhere.journal.samples(state="labelled")]
+        elsewhere.journal.label(queued[:1], elsewhere.journal.create_class("renamed by another process"))
+    one.open()
+    one.label(0, 3)
+    learner = one.learned()
+    assert step < learner.step <= step + 4
+    assert learner.memory.seen == 9 + 3, (
+        "nine of ten, one being held out, then three; the corrected one not again"
+    )
+    assert one.live.test_then_train.summary()["labels"] == 14
+
+
+def test_what_was_learned_before_a_crash_but_not_saved_is_learned_again(bench):
+    one = bench(checkpoint_steps=1000)
+    one.label(0, 8)
+    one.learned()
+    copied = one.path.with_name("crashed")
+    shutil.copytree(one.path, copied)  # as the disk is when the power goes: no checkpoint may be there yet
+    shutil.rmtree(copied / "checkpoints")
+    with Workspace.open(copied) as workspace:
+        again = LiveLearner(workspace)
+        again.start()
+        assert again.wait_until_caught_up(PATIENCE)
+        assert sorted(again.learner.memory.ids()) == sorted(one.live.learner.memory.ids())
+        again.stop()
+
+
+def test_undo_takes_a_sample_out_of_memory_and_redo_teaches_it_again(bench):
+    one = bench()
+    one.label(0, 3)
+    (sample,) = one.label(1)
+    assert sample in one.learned().memory.ids()
+    one.journal.undo()
+    assert sample not in one.learned().memory.ids()
+    one.journal.redo()
+    assert sample in one.learned().memory.ids()
+
+
+def test_a_corrected_label_is_corrected_in_memory_without_a_second_copy(bench):
+    one = bench()
+    one.label(1, 2)
+    (sample,) = one.label(0)
+    one.learned()
+    one.journal.label([sample], one.class_of(1))
+    memory = one.learned().memory
+    slots = np.flatnonzero(memory.ids() == sample)
+    assert len(slots) == 1
+    assert one.live.learner.class_ids[int(memory.at(slots).labels[0])] == one.class_of(1)
+
+
+def test_a_merge_moves_memory_and_a_deletion_empties_it(bench):
+    one = bench()
+    zeros, ones, twos = one.label(0, 4), one.label(1, 4), one.label(2, 4)
+    one.learned()
+    one.journal.merge_classes(one.class_of(1), one.class_of(0))
+    learner = one.learned()
+    kept = one.class_of(0)
+    assert learner.class_ids == [kept, one.class_of(2)]
+    replay = learner.memory.at(np.arange(len(learner.memory)))
+    labels = {int(i): learner.class_ids[int(c)] for i, c in zip(replay.ids, replay.labels, strict=True)}
+    assert all(labels[i] == kept for i in zeros + ones)
+    one.journal.delete_class(one.class_of(2))
+    assert not set(twos) & set(one.learned().memory.ids().tolist())
+    one.journal.undo()
+    assert set(twos) <= set(one.learned().memory.ids().tolist())
+
+
+def test_a_rename_changes_nothing_but_the_name(bench):
+    one = bench()
+    one.label(0, 3)
+    learner = one.learned()
+    before = (learner.step, list(learner.class_ids))
+    one.journal.rename_class(one.class_of(0), "nought")
+    assert (one.learned().step, learner.class_ids) == before
+
+
+def test_labels_of_another_process_are_noticed_by_themselves(bench):
+    one = bench()
+    sample = one.show(0)
+    with Workspace.open(one.path, learning=False) as elsewhere:
+        elsewhere.journal.label([sample], elsewhere.journal.create_class("zero"))
+    one.until(lambda: sample in one.live.learner.memory.ids())
+
+
+def test_idle_time_rehearses_up_to_the_limit_and_then_rests(bench):
+    one = bench(idle_steps=7, idle_share=1.0)
+    one.label(0, 3)
+    one.learned()
+    one.until(lambda: one.live.phase == "idle")
+    steps = one.live.learner.step
+    assert one.live.idle_steps_left == 0 and 7 < steps <= 10
+    assert one.live.learner.memory.seen == 3, "rehearsing stores nothing"
+
+
+def test_no_idle_share_means_no_rehearsal(bench):
+    one = bench(idle_steps=50, idle_share=0.0)
+    one.label(0, 2)
+    one.learned()
+    one.until(lambda: one.live.phase == "idle")
+    assert one.live.learner.step <= 2 + 1
+
+
+def test_the_last_three_checkpoints_are_kept_and_the_newest_whole_one_is_used(bench):
+    one = bench(checkpoint_steps=1)
+    for _ in range(6):
+        one.label(0)
+        one.learned()
+    one.close()
+    folders = one.workspace.layout.checkpoint_folders()
+    assert len(folders) == 3
+    (folders[-1] / "network.safetensors").write_bytes(b"cut short")
+    one.open()
+    assert any("cut short or changed" in problem for problem in one.live.problems)
+    assert sorted(one.learned().memory.ids().tolist()) == [
+        row.id for row in one.journal.samples() if not row.held_out
+    ]
+
+
+def test_an_image_that_is_gone_costs_one_label_and_not_the_learner(bench):
+    one = bench()
+    one.label(0, 2)
+    one.learned()
+    sample = one.show(1)
+    (one.workspace.layout.images / one.journal.sample(sample).file).unlink()
+    one.journal.label([sample], one.class_of(1))
+    (fine,) = one.label(1)
+    learner = one.learned()
+    assert fine in learner.memory.ids() and sample not in learner.memory.ids()
+    assert any(str(sample) in problem for problem in one.live.problems)
+
+
+def test_a_class_too_many_for_the_budget_is_reported_and_the_others_go_on(bench):
+    one = bench(memory_bytes=2400)  # two or three samples of 8x8
+    for digit in range(6):
+        one.label(digit)
+    one.learned()
+    assert any("raise the budget" in problem for problem in one.live.problems)
+    assert one.live.learner.memory.byte_breakdown()["total"] <= 2400
+    one.label(0)
+    one.learned()
+    assert not one.live.failed
+
+
+def test_a_smaller_budget_is_taken_over_at_the_next_start(bench):
+    one = bench()
+    one.label(0, 40)
+    one.learned()
+    one.close()
+    one.settings["memory_bytes"] = 5000
+    one.open()
+    assert one.live.learner.memory.byte_breakdown()["total"] <= 5000
+
+
+def test_another_image_size_is_refused_with_what_to_do(bench):
+    one = bench()
+    one.label(0)
+    one.learned()
+    one.close()
+    with Workspace.open(one.path) as workspace:
+        workspace.change_settings(image_size=16)
+        with pytest.raises(UserError, match=r"learned 8 pixels.*now say 16"):
+            LiveLearner(workspace)
+        workspace.change_settings(image_size=8)
+    one.open()
+
+
+def test_work_is_done_in_the_learning_thread_and_its_errors_come_back(bench):
+    one = bench()
+    assert one.live.call(lambda: threading.current_thread().name).result(PATIENCE) == "learner"
+    with pytest.raises(ZeroDivisionError):
+        one.live.call(lambda: 1 / 0).result(PATIENCE)
+    one.label(0)
+    one.learned()
+
+
+def test_after_the_stop_nobody_waits_for_ever(bench):
+    one = bench()
+    one.live.stop()
+    with pytest.raises(UserError, match="stopped"):
+        one.live.call(lambda: None)
+    assert one.live.phase == "stopped"
+
+
+def test_many_threads_may_ask_while_it_learns(bench):
+    one = bench(idle_steps=200, idle_share=1.0)
+    one.label(0, 5), one.label(1, 5)
+    one.learned()
+    frames = [one.workspace.image(row.id) for row in one.journal.samples()]
+    failures = []
+
+    def ask():
+        try:
+            for _ in range(40):
+                for answer in one.live.answer(frames):
+                    assert abs(sum(confidence for _, confidence in answer.top) - 1) < 1e-4
+                one.live.status()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_the_status_file_tells_other_processes_and_nothing_when_it_has_ended(bench, tmp_path):
+    one = bench()
+    one.label(0, 2)
+    one.learned()
+    one.until(lambda: (read_status(one.workspace.layout.status) or {}).get("applied") == one.journal.last_seq)
+    assert read_status(one.workspace.layout.status)["memory"]["samples"] == 2
+    assert read_status(tmp_path / "missing.json") is None
+    (tmp_path / "old.json").write_text('{"pid": 999999999}')
+    assert read_status(tmp_path / "old.json") is None
+
+
+def test_images_that_nobody_needs_leave_when_the_disk_budget_is_full_and_others_stay(bench):
+    one = bench(memory_bytes=3000, disk_bytes=4000, checkpoint_steps=1, queue_samples=5)
+    for _ in range(8):
+        one.label(0, 5)
+        one.learned()
+    queued = one.show(1)
+    one.close()
+    one.open()
+    counts = one.journal.counts()
+    assert counts.labels == 40, "labels stay, whatever happens to images"
+    rows = {row.id: row for row in one.journal.samples()}
+    assert any(not row.has_image for row in rows.values())
+    needed = set(one.live.learner.memory.ids().tolist()) | set(one.live.held_out_ids()) | {queued}
+    assert all(rows[i].has_image for i in needed)
+    covered = checkpoints.oldest_applied(one.workspace.layout)
+    assert all(row.has_image for row in rows.values() if row.labelled_seq and row.labelled_seq > covered)
+
+
+def test_an_archive_keeps_every_labelled_image(bench):
+    one = bench(memory_bytes=3000, disk_bytes=2000, checkpoint_steps=1, archive=True)
+    one.label(0, 30)
+    one.learned()
+    assert tidy(one.workspace, one.live.learner.memory.ids(), []) == 0
+    assert all(row.has_image for row in one.journal.samples())
+
+
+def test_a_queue_that_is_full_lets_the_least_informative_leave(bench):
+    one = bench(queue_samples=5)
+    one.live.stop()
+    rng = np.random.default_rng(0)
+    ids = [
+        one.workspace.take(
+            one.digits.train_images[i], "test", hash64=int(rng.integers(2**63)), priority=float(i)
+        )
+        for i in range(9)
+    ]
+    assert trim_queue(one.workspace) == 4
+    assert sorted(row.id for row in one.journal.queued()) == ids[4:]
+    assert one.workspace.files.total_bytes() == one.journal.counts().queued_bytes

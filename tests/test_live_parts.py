@@ -1,0 +1,204 @@
+"""The live learner's parts: calibration, honest accuracy, following the journal, suspicion."""
+
+import numpy as np
+import pytest
+
+from edge_hpcr.live.accuracy import LONGEST_CURVE, HeldOut, TestThenTrain, balanced
+from edge_hpcr.live.calibration import FEWEST_SAMPLES, Calibration, calibrate
+from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach, operations
+from edge_hpcr.live.suspicious import suspicious
+from edge_hpcr.workspace.records import Event, Move
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def _label(seq, *moves, kind="label", closed=()):
+    return Event(seq, 100.0 + seq, kind, [Move(*move) for move in moves], list(closed))
+
+
+# Calibration ----------------------------------------------------------------------------------------------------------
+
+
+def test_confidence_after_calibration_is_as_often_right_as_it_says(rng):
+    truth_share = rng.uniform(0.35, 0.95, 4000)  # of the better of two classes
+    columns = (rng.random(4000) > truth_share).astype(int)
+    logits = 4 * np.log(np.stack([truth_share, 1 - truth_share], 1))  # four times too sure
+    boasting = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    calibration = calibrate(boasting, np.full(4000, 0.9), columns, 0.05)
+    assert calibration.temperature == pytest.approx(4, rel=0.15)
+    confident = calibration.confidences(boasting)
+    for low, high in ((0.5, 0.65), (0.65, 0.8), (0.8, 0.95)):
+        chosen = (confident.max(1) >= low) & (confident.max(1) < high)
+        right = (confident.argmax(1) == columns)[chosen].mean()
+        assert confident.max(1)[chosen].mean() == pytest.approx(right, abs=0.06)
+
+
+def test_the_unknown_line_leaves_the_asked_share_of_held_out_samples_below(rng):
+    similarity = rng.uniform(0.2, 1, 500)
+    scores = np.tile([0.6, 0.4], (500, 1))
+    calibration = calibrate(scores, similarity, np.zeros(500, int), 0.1)
+    assert calibration.unknown(similarity).mean() == pytest.approx(0.1, abs=0.01)
+    assert calibration.unknown(np.array([0.0, 0.99])).tolist() == [True, False]
+
+
+def test_too_few_held_out_samples_calibrate_nothing(rng):
+    few = FEWEST_SAMPLES - 1
+    calibration = calibrate(np.tile([0.9, 0.1], (few, 1)), np.full(few, 0.5), np.zeros(few, int), 0.05)
+    assert calibration == Calibration(samples=few)
+    assert not calibration.unknown(np.array([-1.0])).any()
+
+
+def test_one_class_and_certain_scores_stay_finite():
+    one = calibrate(np.ones((30, 1)), np.linspace(0, 1, 30), np.zeros(30, int), 0.05)
+    assert one.temperature == 1 and one.unknown_below is not None
+    certain = calibrate(np.tile([1.0, 0.0], (30, 1)), np.ones(30), np.array([0] * 29 + [1]), 0.05)
+    assert np.isfinite(certain.confidences(np.array([[1.0, 0.0]]))).all()
+
+
+# Accuracy -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_label_tests_once_also_the_first_of_a_class():
+    record = TestThenTrain()
+    for class_id, predicted in ((1, None), (1, 1), (2, 1), (2, 2), (1, 1)):
+        record.record(class_id, predicted)
+    summary = record.summary()
+    assert (summary["labels"], summary["accuracy"]) == (5, 0.6)
+    assert summary["classes"][1] == {"labels": 3, "accuracy": pytest.approx(2 / 3)}
+    assert summary["recent"] == {"labels": 5, "accuracy": pytest.approx(0.6)}
+
+
+def test_lately_means_the_last_hundred_labels_and_the_curve_stays_short():
+    record = TestThenTrain()
+    for number in range(5000):
+        record.record(1, 1 if number >= 4950 else 2)
+    assert record.summary()["recent"] == {"labels": 100, "accuracy": 0.5}
+    assert len(record.curve) <= LONGEST_CURVE
+    assert record.curve[-1][0] > 4900
+
+
+def test_forgetting_is_measured_from_a_class_s_best():
+    held_out = HeldOut()
+    truth = np.array([1, 1, 1, 1, 2, 2])
+    held_out.record(10, truth, np.array([1, 1, 1, 1, 1, 2]))
+    held_out.record(20, truth, np.array([1, 2, 2, 1, 2, 2]))
+    recalls = held_out.recalls()
+    assert recalls[1].recall == 0.5 and recalls[1].forgetting == 0.5
+    assert recalls[2].recall == 1.0 and recalls[2].forgetting == 0.0
+    assert held_out.accuracy == pytest.approx(4 / 6) and held_out.samples == 6
+    assert (1, 2, 2) in held_out.confusion
+
+
+def test_accuracy_survives_a_checkpoint():
+    record, held_out = TestThenTrain(), HeldOut()
+    for number in range(150):
+        record.record(number % 3, number % 2)
+    held_out.record(5, np.array([1, 2]), np.array([1, 1]))
+    assert TestThenTrain.from_state(record.state()).summary() == record.summary()
+    assert HeldOut.from_state(held_out.state()).summary() == held_out.summary()
+
+
+def test_the_held_out_share_is_even_over_classes_and_takes_the_newest():
+    members = {1: list(range(100)), 2: [500, 501], 3: list(range(200, 230))}
+    chosen = balanced(members, 12)
+    assert {500, 501} <= set(chosen)
+    assert sum(i < 100 for i in chosen) == 5 and sum(200 <= i < 230 for i in chosen) == 5
+    assert {99, 98, 229, 228} <= set(chosen)
+
+
+# Following the journal ------------------------------------------------------------------------------------------------
+
+
+def test_a_label_teaches_a_correction_also_mends_the_memory_an_undone_one_is_forgotten():
+    first, *_ = operations(_label(1, (7, None, 2, False)))
+    assert first == Teach(7, 2, False, False, 1, 101.0)
+    correction = list(operations(_label(2, (7, 2, 3, False), kind="correct")))
+    assert correction[:2] == [Relabel(7, 3), Teach(7, 3, False, True, 2, 102.0)]
+    undone, *_ = operations(_label(3, (7, 3, None, False), kind="undo"))
+    assert undone == Forget(7)
+
+
+def test_a_merge_moves_labels_without_teaching_the_images_again():
+    merged = list(operations(_label(4, (7, 2, 3, False), (8, 2, 3, True), kind="merge", closed=[2])))
+    assert merged[:3] == [Relabel(7, 3), Relabel(8, 3), Close(2)]
+
+
+def test_labels_of_several_events_share_a_step_and_count_as_applied_when_it_is_done():
+    follower = Follower(0)
+    follower.put(
+        [_label(1, (1, None, 5, False)), _label(2, (2, None, 5, False)), _label(3, (3, None, 6, False))]
+    )
+    batch = follower.next(2)
+    assert [teach.sample_id for teach in batch] == [1, 2]
+    assert follower.applied == 0
+    follower.done()
+    assert follower.applied == 2 and follower.whole
+    assert [teach.sample_id for teach in follower.next(2)] == [3]
+    follower.done()
+    assert follower.applied == 3 and follower.next(2) is None
+
+
+def test_an_event_that_is_half_learned_is_not_applied():
+    follower = Follower(0)
+    follower.put([_label(1, *[(i, None, 5, False) for i in range(1, 6)])])
+    assert len(follower.next(3)) == 3
+    follower.done()
+    assert follower.applied == 0 and not follower.whole
+    assert len(follower.next(3)) == 2
+    follower.done()
+    assert follower.applied == 1 and follower.whole and follower.labels_waiting == 0
+
+
+def test_operations_keep_the_journal_s_order():
+    follower = Follower(0)
+    follower.put(
+        [
+            _label(1, (1, None, 5, False)),
+            _label(2, (1, 5, None, False), kind="undo"),
+            _label(3, (1, None, 5, False), kind="redo"),
+        ]
+    )
+    first = follower.next(10)
+    assert isinstance(first, list) and len(first) == 1
+    assert follower.next(10) == Forget(1)
+    assert follower.next(10)[0].seq == 3
+
+
+def test_the_same_sample_is_never_twice_in_a_step():
+    follower = Follower(0)
+    follower.put([_label(1, (1, None, 5, False)), _label(2, (1, None, 6, False))])
+    assert [teach.class_id for teach in follower.next(10)] == [5]
+    assert [teach.class_id for teach in follower.next(10)] == [6]
+
+
+def test_an_event_without_work_is_applied_at_once():
+    follower = Follower(4)
+    follower.put([_label(5, kind="rename")])
+    assert follower.next(10) is None and follower.applied == 5
+
+
+# Suspicion ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_label_among_its_neighbours_is_suspicious_and_right_ones_are_not(rng):
+    centres = rng.normal(size=(3, 16)) * 3
+    classes = np.repeat([4, 5, 6], 20)
+    features = centres[classes - 4] + rng.normal(size=(60, 16)) * 0.5
+    classes[7] = 6  # lies among the 4s
+    found = suspicious(np.arange(100, 160), classes, features)
+    assert [(s.sample_id, s.class_id, s.suggested) for s in found] == [(107, 6, 4)]
+    assert found[0].strength > 0.9
+
+
+def test_a_small_class_is_not_suspicious_for_being_small(rng):
+    centres = rng.normal(size=(2, 16)) * 3
+    classes = np.array([1] * 40 + [2] * 4)
+    features = centres[classes - 1] + rng.normal(size=(44, 16)) * 0.3
+    assert suspicious(np.arange(44), classes, features) == []
+
+
+def test_a_handful_of_samples_raises_no_suspicion(rng):
+    assert suspicious(np.arange(5), np.array([1, 1, 1, 1, 2]), rng.normal(size=(5, 8))) == []
