@@ -345,3 +345,45 @@ def test_an_unknown_device_or_an_absent_gpu_is_named():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no usable CUDA GPU"):
             Learner(LearnerConfig(), device="cuda")
+
+
+def test_rehearsing_learns_from_memory_and_stores_nothing(small_learner, digit_batches):
+    learner = small_learner()
+    assert learner.rehearse() is None, "nothing is held yet"
+    for images, labels in digit_batches([0, 1], 4):
+        learner.observe(images, labels)
+    before, seen = learner.memory.state()[0], learner.memory.seen
+    weights = learner.network.stem.weight.detach().clone()
+    report = learner.rehearse()
+    assert report is not None and report.replayed == 10
+    assert not torch.equal(weights, learner.network.stem.weight)
+    assert learner.memory.seen == seen
+    for name, array in learner.memory.state()[0].items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_rehearsing_a_single_sample_stays_finite(small_learner, digits):
+    learner = small_learner()
+    learner.observe(digits.train_images[:1], [4])
+    for _ in range(5):
+        learner.rehearse()
+    assert all(torch.isfinite(value).all() for value in learner.network.state_dict().values())
+
+
+def test_what_need_not_be_remembered_is_learned_and_not_stored(small_learner, digits):
+    learner = small_learner()
+    learner.observe(digits.train_images[:2], [0, 1], np.array([5, 6]))
+    step = learner.step
+    learner.observe(digits.train_images[2:4], [0, 1], np.array([7, 8]), remember=False)
+    assert learner.step == step + 1 and sorted(learner.memory.ids()) == [5, 6]
+
+
+def test_a_sample_in_memory_is_relabelled_even_into_a_new_class_and_forgotten(small_learner, digits):
+    learner = small_learner()
+    learner.observe(digits.train_images[:3], [0, 1, 1], np.array([5, 6, 7]))
+    assert learner.relabel(6, 9) and not learner.relabel(99, 1)
+    assert learner.class_ids == [0, 1, 9]
+    (slot,) = np.flatnonzero(learner.memory.ids() == 6)
+    assert learner.memory.at(slot).labels.tolist() == [2]
+    assert learner.forget(6) and not learner.forget(6)
+    assert sorted(learner.memory.ids()) == [5, 7]

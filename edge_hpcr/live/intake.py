@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +28,9 @@ class Seen:
     """What became of a frame."""
 
     answer: Answer
-    verdict: str  # queue, duplicate, sure, rate, disk, label, known
+    verdict: (
+        str  # queue, label; or why not: duplicate, sure, rate, disk, known (seen before), bad (class name)
+    )
     sample_id: int | None = None
 
 
@@ -43,7 +46,7 @@ class Intake:
         )
         for row in reversed(workspace.journal.queued(limit=settings.queue_samples)):
             self.gate.admit(row.hash64)
-        self._labelled: list[Frame] = []
+        self._labelled: list[tuple[Frame, int]] = []
         self._since_trim = 0
         self._counts_kept = time.monotonic()
         self._extra_counts: dict[str, int] = {}
@@ -86,35 +89,34 @@ class Intake:
     def _labelled_frame(self, frame: Frame, answer: Answer) -> Seen:
         if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
             return self._skipped(answer, "known")
-        self._labelled.append(frame)
+        try:
+            class_id = self._class_of(frame.label or "")
+        except UserError as error:
+            self.workspace.quarantine(Path(frame.origin), str(error))
+            return self._skipped(answer, "bad")
+        self._labelled.append((frame, class_id))
         if len(self._labelled) >= LABELS_AT_ONCE:
             self.flush()
         return Seen(answer, "label")
 
     def flush(self) -> None:
         """Write the labelled frames that were collected: images first, then labels, then the learner hears of it."""
-        frames, self._labelled = self._labelled, []
-        if not frames:
+        labelled, self._labelled = self._labelled, []
+        if not labelled:
             return
         ids = self.workspace.take_many(
-            [Taken(f.image, f.origin, f.digest, perceptual_hash(f.image)) for f in frames]
+            [Taken(f.image, f.origin, f.digest, perceptual_hash(f.image)) for f, _ in labelled]
         )
         by_class: dict[int, list[int]] = {}
-        for frame, sample_id in zip(frames, ids, strict=True):
-            by_class.setdefault(self._class_of(frame), []).append(sample_id)
+        for (_, class_id), sample_id in zip(labelled, ids, strict=True):
+            by_class.setdefault(class_id, []).append(sample_id)
         for class_id, members in by_class.items():
             self.workspace.journal.label(members, class_id)
         self.live.notify()
 
-    def _class_of(self, frame: Frame) -> int:
-        name = frame.label or ""
+    def _class_of(self, name: str) -> int:
         found = self.workspace.journal.class_id(name)
-        if found is None:
-            try:
-                found = self.workspace.journal.create_class(name)
-            except UserError as error:
-                raise UserError(f"{frame.origin}: {error}") from error
-        return found
+        return self.workspace.journal.create_class(name) if found is None else found
 
     @property
     def must_wait(self) -> bool:

@@ -1,0 +1,138 @@
+"""`learn`: a whole workspace from the command line, with real folders, real signals and a second process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_hpcr import cli
+from edge_hpcr.errors import UserError
+from edge_hpcr.workspace.folder import Workspace
+
+SMALL = ["--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def photos(tmp_path, digits):
+    """Two classes in sub-folders, one file that is no image, one outside any class."""
+    folder = tmp_path / "photos"
+    for digit, name in ((0, "nought"), (1, "eins + one")):
+        (folder / name).mkdir(parents=True)
+        for number, image in enumerate(digits.train_images[digits.train_labels == digit][:15]):
+            cv2.imwrite(str(folder / name / f"{number}.png"), cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+    (folder / "nought" / "notes.txt").write_text("not an image")
+    cv2.imwrite(str(folder / "stray.png"), np.full((8, 8, 3), 200, np.uint8))
+    return folder
+
+
+def _learn(workspace, source, *more):
+    return ["learn", "--workspace", str(workspace), "--source", str(source), *SMALL, *more]
+
+
+@pytest.fixture
+def own_signals():
+    """`learn` takes over Ctrl-C, as a command may; a test must give it back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_folder_of_classes_is_learned_to_the_end_and_a_second_time_nothing_is_learned_twice(
+    tmp_path, photos, capsys, own_signals
+):
+    for _ in range(2):
+        assert cli.main(_learn(tmp_path / "w", photos, "--labels", "folders")) == 0
+        with Workspace.open(tmp_path / "w") as workspace:
+            classes = {row.name: row.labels for row in workspace.journal.classes()}
+            assert classes == {"nought": 15, "eins + one": 15}
+            assert workspace.journal.counts().queued == 1, "the image without a class"
+            assert len(workspace.layout.checkpoint_folders()) >= 1
+    said = capsys.readouterr()
+    assert "30 labels" in said.out and "notes.txt" not in said.out
+    assert "1 bad files or frames" in said.err
+    assert "notes.txt" in (tmp_path / "w" / "quarantine" / "quarantine.jsonl").read_text()
+
+
+def test_frames_without_labels_wait_in_the_queue(tmp_path, photos, own_signals):
+    assert (
+        cli.main(_learn(tmp_path / "w", photos, "--set", "gate_per_second=1000", "--set", "gate_distance=0"))
+        == 0
+    )
+    with Workspace.open(tmp_path / "w") as workspace:
+        counts = workspace.journal.counts()
+        assert counts.labels == 0 and counts.queued > 15
+        assert workspace.journal.counters()["queued"] == counts.queued
+
+
+def test_ctrl_c_saves_and_another_process_may_label_meanwhile(tmp_path):
+    workspace = tmp_path / "w"
+    command = [sys.executable, "-m", "edge_hpcr", *_learn(workspace, "digits", "--fps", "20")]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        _until(lambda: (workspace / "status.json").exists())
+        with Workspace.open(workspace, learning=False) as beside:
+            journal = beside.journal
+            _until(lambda: journal.counts().queued >= 2)
+            first = journal.queued()[0].id
+            assert cli.main(["label", str(workspace), str(first), "something", "--create"]) == 0
+            _until(lambda: _status(workspace).get("step", 0) > 0)
+            with pytest.raises(UserError, match=f"in use by process {running.pid}"):
+                Workspace.open(workspace)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=PATIENCE)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert "1 labels" in out
+    with Workspace.open(workspace) as opened:
+        assert opened.journal.sample(first).state == "labelled"
+        assert opened.layout.checkpoint_folders()
+
+
+def _status(workspace):
+    return json.loads((workspace / "status.json").read_text())
+
+
+def _until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--source", "nowhere"], "there is no source 'nowhere'"),
+        (["--source", "digits", "--labels", "folder"], "labels"),
+        (["--source", "digits", "--seconds", "-1"], "--seconds -1"),
+        (["--source", "digits", "--budget", "lots"], "'lots' is not a size"),
+        (["--source", "digits", "--set", "speed=1"], "unknown setting 'speed'"),
+        (["--source", "digits", "--set", "idle_share=2"], "setting idle_share 2"),
+        (["--source", "digits", "--size", "4"], "setting image_size 4"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, capsys, options, says):
+    assert cli.main(["learn", "--workspace", str(tmp_path / "w"), *options]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+
+
+def test_a_folder_that_holds_something_else_is_not_littered(tmp_path, photos, capsys):
+    assert cli.main(["learn", "--workspace", str(photos), "--source", "digits"]) == 2
+    assert "holds something else" in capsys.readouterr().err
+    assert not (photos / "journal.sqlite").exists()
