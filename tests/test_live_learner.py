@@ -88,8 +88,8 @@ def test_one_label_alone_is_learned_and_everything_stays_finite(bench):
 
 
 def test_labels_given_one_at_a_time_are_learned_and_told_apart(bench, digits):
-    one = bench(idle_steps=60, idle_share=1.0)
-    for _ in range(12):
+    one = bench(idle_steps=40, idle_share=1.0)
+    for _ in range(8):
         for digit in (0, 1):
             one.label(digit)
             one.learned()

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from edge_hpcr import label_queue
 from edge_hpcr.live import checkpoints
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.records import SampleRow
 
 FILLED_AGAIN_TO = 0.9  # of the disk budget, so that not every checkpoint has to look for room
 
@@ -22,29 +21,27 @@ def tidy(workspace: Workspace, in_memory: Collection[int], held_out: Collection[
     # If the newest checkpoint turns out damaged, an older one is loaded, and everything behind it is learned again.
     covered = checkpoints.oldest_applied(workspace.layout)
     dropped: list[int] = []
-    for row in _with_image(workspace):
+    for row in workspace.journal.all_samples():
         if excess <= 0:
             break
-        if row.state == "queued" or row.id in needed or (row.labelled_seq or 0) > covered:
+        if (
+            not row.has_image
+            or row.state == "queued"
+            or row.id in needed
+            or (row.labelled_seq or 0) > covered
+        ):
             continue
         dropped.append(row.id)
         excess -= row.bytes
     return len(workspace.forget_images(dropped))
 
 
-def _with_image(workspace: Workspace) -> list[SampleRow]:
-    rows, after = [], 0
-    while page := workspace.journal.samples(after_id=after):
-        rows += [row for row in page if row.has_image]
-        after = page[-1].id
-    return rows
-
-
-def trim_queue(workspace: Workspace) -> int:
-    """Let the least informative samples leave a queue that has grown too large; returns how many left."""
+def trim_queue(workspace: Workspace, room: int = 0, room_bytes: int = 0) -> int:
+    """Let the least informative samples leave until there is this much room in the queue; returns how many left."""
     settings = workspace.settings
+    most, most_bytes = max(0, settings.queue_samples - room), max(0, settings.queue_bytes - room_bytes)
     counts = workspace.journal.counts()
-    if counts.queued <= settings.queue_samples and counts.queued_bytes <= settings.queue_bytes:
+    if counts.queued <= most and counts.queued_bytes <= most_bytes:
         return 0
     rows = workspace.journal.queued(limit=counts.queued)
     leaving = label_queue.overflow(
@@ -52,7 +49,7 @@ def trim_queue(workspace: Workspace) -> int:
         [row.priority for row in rows],
         [row.hash64 for row in rows],
         [row.bytes for row in rows],
-        settings.queue_samples,
-        settings.queue_bytes,
+        most,
+        most_bytes,
     )
     return len(workspace.drop_queued(leaving))

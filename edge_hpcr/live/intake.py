@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from edge_hpcr.workspace.folder import Taken, Workspace
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
 MOST_WAITING = 200  # labels; beyond it a labelled source waits for the learner
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
-TRIM_EVERY = 20  # queued samples
+ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
+REMEMBERED = 512  # hashes of what was queued or labelled before a restart
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Intake:
         self.gate = Gate(
             settings.gate_distance, settings.gate_sure, settings.gate_stable, settings.gate_per_second
         )
-        for row in reversed(workspace.journal.queued(limit=settings.queue_samples)):
-            self.gate.admit(row.hash64)
+        shown = (row.hash64 for row in workspace.journal.all_samples() if row.state in ("queued", "labelled"))
+        for hash64 in deque(shown, maxlen=REMEMBERED):
+            self.gate.admit(hash64)
         self._labelled: list[tuple[Frame, int]] = []
-        self._since_trim = 0
         self._counts_kept = time.monotonic()
         self._extra_counts: dict[str, int] = {}
 
@@ -70,12 +72,16 @@ class Intake:
             return self._skipped(answer, "disk")
         scores = np.array([[confidence for _, confidence in answer.top]])
         priority = float(label_queue.uncertainty(scores, np.array([answer.unknown]))[0])
+        self._make_room()
         sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, priority)
-        self._since_trim += 1
-        if self._since_trim >= TRIM_EVERY:
-            self._since_trim = 0
-            trim_queue(self.workspace)
         return Seen(answer, verdict, sample_id)
+
+    def _make_room(self) -> None:
+        settings = self.workspace.settings
+        counts = self.workspace.journal.counts()
+        largest = settings.queue_bytes // 10
+        if counts.queued >= settings.queue_samples or counts.queued_bytes + largest > settings.queue_bytes:
+            trim_queue(self.workspace, min(ROOM, 1 + settings.queue_samples // 10), 2 * largest)
 
     def _skipped(self, answer: Answer, reason: str) -> Seen:
         name = f"skipped_{reason}"

@@ -380,11 +380,11 @@ class LiveLearner:
 
     def held_out_ids(self) -> dict[int, int]:
         """The held-out samples in use, with their classes: balanced over classes, within the budget."""
-        rows = []
-        after = 0
-        while page := self.workspace.journal.samples(state="labelled", held_out=True, after_id=after):
-            rows += [row for row in page if row.has_image and row.class_id is not None]
-            after = page[-1].id
+        rows = [
+            row
+            for row in self.workspace.journal.all_samples(state="labelled", held_out=True)
+            if row.has_image
+        ]
         members: dict[int, list[int]] = {}
         for row in rows:
             members.setdefault(row.class_id or 0, []).append(row.id)

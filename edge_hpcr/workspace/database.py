@@ -1,0 +1,151 @@
+"""The journal's SQLite file: its tables, how it is opened, and its errors as sentences."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_hpcr.errors import UserError
+
+FORMAT = 1
+BUSY_SECONDS = 20.0
+# Rebuilding a large write-ahead log takes time at the next opening; beyond this it is cut after a checkpoint.
+_LOG_BYTES = 8_000_000
+
+# `events` is only ever appended to and is the truth; the other tables are what the events add up to, except for the
+# rows of samples (which exist before anything is said about them) and the counters.
+# `actions` are the events that can still be undone or redone.
+# `samples.labelled_seq` is the last event that changed the sample; null as long as none has.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS actions (
+    seq INTEGER PRIMARY KEY REFERENCES events (seq), undone INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS classes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, folded TEXT NOT NULL, colour TEXT,
+    state TEXT NOT NULL CHECK (state IN ('absent', 'live', 'deleted', 'merged')),
+    merged_into INTEGER REFERENCES classes (id));
+CREATE UNIQUE INDEX IF NOT EXISTS live_names ON classes (folded) WHERE state = 'live';
+CREATE TABLE IF NOT EXISTS samples (
+    id INTEGER PRIMARY KEY, file TEXT NOT NULL, digest TEXT NOT NULL, bytes INTEGER NOT NULL,
+    origin TEXT NOT NULL, source_digest TEXT, hash64 INTEGER NOT NULL, priority REAL NOT NULL,
+    width INTEGER NOT NULL, height INTEGER NOT NULL, added REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('queued', 'labelled', 'dismissed', 'deleted')),
+    class_id INTEGER REFERENCES classes (id) CHECK ((class_id IS NOT NULL) = (state = 'labelled')),
+    held_out INTEGER NOT NULL, labelled_seq INTEGER, has_image INTEGER NOT NULL,
+    ever_trained INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS samples_by_state ON samples (state, has_image, bytes);
+CREATE INDEX IF NOT EXISTS samples_by_class ON samples (class_id, held_out) WHERE class_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS samples_by_priority ON samples (priority DESC, id) WHERE state = 'queued';
+CREATE INDEX IF NOT EXISTS samples_by_source ON samples (source_digest) WHERE source_digest IS NOT NULL;
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+_REASONS = {
+    sqlite3.SQLITE_FULL: "the disk is full; nothing was written: make room and try again",
+    sqlite3.SQLITE_IOERR: "the disk refused to read or write; is it full or failing? Nothing was acknowledged",
+    sqlite3.SQLITE_READONLY: "it cannot be written: make the workspace writable for this user",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: is the folder there, readable and writable?",
+    sqlite3.SQLITE_PERM: "it cannot be opened: make the workspace readable and writable for this user",
+    sqlite3.SQLITE_BUSY: f"another process kept it locked for {BUSY_SECONDS:.0f} s: try again, or end that process",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: start `learn` on the workspace, which restores what can be read",
+    sqlite3.SQLITE_NOTADB: "the file is damaged: start `learn` on the workspace, which restores what can be read",
+}
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class JournalDamaged(UserError):
+    """SQLite finds the file itself broken; `recover` knows what to do about it."""
+
+
+@contextmanager
+def as_user_errors(path: Path) -> Iterator[None]:
+    """What the disk and other processes do to a database becomes one clear line; our own mistakes stay what they are."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        code = None if code is None else code & 0xFF  # the low byte is the kind, the rest its details
+        if code in _DAMAGE:
+            raise JournalDamaged(f"journal {path}: {_REASONS[code]} ({error})") from error
+        if code in _REASONS:
+            raise UserError(f"journal {path}: {_REASONS[code]} ({error})") from error
+        raise
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """The journal, made if it is missing; every commit is on the disk when it returns."""
+    with as_user_errors(path):
+        connection = sqlite3.connect(
+            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _switch_to_wal(connection)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+            _make_tables(connection)
+            _check_format(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait by itself here when several processes open a new journal at once.
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return
+    # One transaction, as two processes may open a new journal at the same time.
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {SCHEMA} "
+        f"INSERT OR IGNORE INTO meta VALUES ('format', {FORMAT}), ('next_sample', 1); COMMIT;"
+    )
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    (written,) = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if written != FORMAT:
+        raise UserError(
+            f"journal {path} has format {written}, this version reads format {FORMAT}: use a newer version"
+        )
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """The journal as it is now, also beside a process that writes it, and on a disk that cannot be written."""
+    with as_user_errors(path):
+        try:
+            return _connect_read_only(path, "mode=ro")
+        except sqlite3.OperationalError:
+            # Where the folder is read-only, SQLite cannot make its shared-memory file. Without a write-ahead log
+            # nobody is writing, and the file alone is the whole database.
+            log = path.with_name(path.name + "-wal")
+            if not path.exists() or (log.exists() and log.stat().st_size > 0):
+                raise
+            return _connect_read_only(path, "immutable=1")
+
+
+def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{option}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+    )
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,241 @@
+"""A workspace on disk: its layout, its lock, and what needs more than one of its parts at once."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+
+from edge_hpcr.checkpoint import flush_to_disk
+from edge_hpcr.errors import UserError
+from edge_hpcr.workspace.journal import Journal, NewSample, SampleRow
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.recover import recover
+from edge_hpcr.workspace.sample_files import SampleFiles
+from edge_hpcr.workspace.settings import Settings
+
+QUARANTINE_FILE_BYTES = 5_000_000
+QUARANTINE_BYTES = 50_000_000
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An image on its way into the queue."""
+
+    image: np.ndarray  # uint8 RGB [H, W, 3]
+    origin: str
+    source_digest: str | None = None
+    hash64: int = 0
+    priority: float = 0.0
+
+
+class Workspace:
+    """One learner's folder, opened; close it, or use it in a `with`."""
+
+    def __init__(
+        self, layout: Layout, settings: Settings, journal: Journal, lock: IO[str] | None, report: list[str]
+    ) -> None:
+        self.layout = layout
+        self.path = layout.path
+        self.settings = settings
+        self.journal = journal
+        self.files = SampleFiles(layout.images)
+        self.report = report  # what was found damaged at the opening, and what became of it
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path | str, create: bool = True, learning: bool = True) -> "Workspace":
+        """Open a workspace; with `learning` as the one process that learns in it, otherwise to label and to look."""
+        layout = Layout(Path(path))
+        _check_place(layout, create and learning)
+        if not learning:
+            settings = Settings.load(layout.settings)
+            if not layout.journal.exists():
+                raise UserError(
+                    f"{layout.journal} is missing: start `learn` on the workspace, which restores it"
+                )
+            return cls(layout, settings, _journal(layout, settings), None, [])
+        lock = _take_lock(layout)
+        try:
+            settings = _own_settings(layout)
+            report = recover(layout)
+            workspace = cls(layout, settings, _journal(layout, settings), lock, report)
+            workspace.remove_orphans()
+        except BaseException:
+            lock.close()
+            raise
+        return workspace
+
+    def close(self) -> None:
+        self.journal.close()
+        if self._lock is not None:
+            self._lock.close()  # the kernel releases the lock with the file, as it does when a process dies
+
+    def __enter__(self) -> "Workspace":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def change_settings(self, **changes: object) -> Settings:
+        """Change settings for good; learner and journal take over what they can at once."""
+        changed = self.settings.replace(**changes)
+        changed.save(self.layout.settings)
+        self.settings = changed
+        self.journal.held_out_share = changed.held_out_share
+        return changed
+
+    # Samples ------------------------------------------------------------------------------------------------------
+
+    def take(
+        self,
+        image: np.ndarray,
+        origin: str,
+        source_digest: str | None = None,
+        hash64: int = 0,
+        priority: float = 0.0,
+    ) -> int:
+        """Put an image into the queue: first the file, then the row."""
+        return self.take_many([Taken(image, origin, source_digest, hash64, priority)])[0]
+
+    def take_many(self, taken: Sequence[Taken]) -> list[int]:
+        """As `take`, for many images with few flushes."""
+        if self._lock is None:
+            # The process that learns removes images without a row when it opens the workspace.
+            raise UserError(f"{self.path} was opened for labelling only: images need it opened for learning")
+        ids = self.journal.reserve_ids(len(taken))
+        stored = self.files.write_many(
+            [(sample_id, item.image) for sample_id, item in zip(ids, taken, strict=True)]
+        )
+        rows = [
+            NewSample(
+                file_bytes=file.bytes,
+                digest=file.digest,
+                origin=item.origin,
+                hash64=item.hash64,
+                priority=item.priority,
+                width=file.width,
+                height=file.height,
+                file=file.file,
+                source_digest=item.source_digest,
+                id=sample_id,
+            )
+            for sample_id, item, file in zip(ids, taken, stored, strict=True)
+        ]
+        return self.journal.add_samples(rows)
+
+    def image(self, sample_id: int) -> np.ndarray:
+        return self.files.read(self.journal.sample(sample_id))
+
+    def drop_queued(self, ids: Iterable[int]) -> list[SampleRow]:
+        """Let samples leave the queue, with their images; returns those that were still in it."""
+        return self._remove_files(self.journal.drop_queued(ids))
+
+    def forget_images(self, ids: Iterable[int]) -> list[SampleRow]:
+        """Drop the images of samples that are no longer queued; returns those samples."""
+        return self._remove_files(self.journal.forget_images(ids))
+
+    def _remove_files(self, rows: list[SampleRow]) -> list[SampleRow]:
+        # The row first: a crash in between leaves a file that nobody needs, and no row without its file.
+        self.files.remove(row.file for row in rows)
+        return rows
+
+    def remove_orphans(self) -> int:
+        """Remove what crashes left: files without a row that needs them. Only for the process that learns."""
+        orphans = self.files.orphans(self.journal.image_files())
+        self.files.remove(orphans)
+        return len(orphans)
+
+    # Bad files ----------------------------------------------------------------------------------------------------
+
+    def quarantine(self, path: Path, reason: str) -> None:
+        """Note a file that could not be used, and keep a copy of a small one; the stream goes on whatever happens."""
+        try:
+            self.layout.quarantine.mkdir(exist_ok=True)
+            line = {"path": str(path), "reason": reason, "copy": self._keep_copy(path), "at": time.time()}
+            with (self.layout.quarantine / "quarantine.jsonl").open("a", encoding="utf-8") as file:
+                # Names that are no valid UTF-8 exist; JSON's escapes carry them.
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.layout.quarantine}: cannot note the bad file {path}: {error.strerror}"
+            ) from error
+
+    def _keep_copy(self, path: Path) -> str | None:
+        # Links are not followed: what they lead to was not given to us.
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > QUARANTINE_FILE_BYTES:
+            return None
+        held = sum(entry.stat().st_size for entry in self.layout.quarantine.iterdir())
+        if held + path.stat().st_size > QUARANTINE_BYTES:
+            return None
+        content = path.read_bytes()
+        copy = self.layout.quarantine / f"{hashlib.sha256(content).hexdigest()[:16]}{path.suffix[:10]}"
+        copy.write_bytes(content)
+        shutil.copystat(path, copy)
+        return copy.name
+
+
+def _check_place(layout: Layout, create: bool) -> None:
+    path = layout.path
+    try:
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: name a folder for the workspace")
+        if layout.is_workspace():
+            return
+        if not create:
+            raise UserError(f"no workspace at {path}: `learn --workspace {path}` makes one")
+        if path.exists() and (strange := layout.strangers()):
+            raise UserError(
+                f"{path} holds something else than a workspace ({strange[0]}): name an empty or a new folder"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        flush_to_disk(path.parent)
+    except OSError as error:
+        raise UserError(f"workspace {path}: {error.strerror}; name a folder that can be written") from error
+
+
+def _take_lock(layout: Layout) -> IO[str]:
+    try:
+        lock = layout.lock.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"workspace {layout.path} cannot be written: {error.strerror}; learning needs a writable folder"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise UserError(
+            f"workspace {layout.path} is in use by process {owner}: end that first, or use another workspace"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _own_settings(layout: Layout) -> Settings:
+    try:
+        for folder in (layout.images, layout.checkpoints, layout.quarantine, layout.exports):
+            folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"workspace {layout.path} cannot be written: {error.strerror}") from error
+    if not layout.settings.exists():
+        Settings().save(layout.settings)
+    return Settings.load(layout.settings)
+
+
+def _journal(layout: Layout, settings: Settings) -> Journal:
+    return Journal(layout.journal, held_out_share=settings.held_out_share)

@@ -1,0 +1,152 @@
+"""The files of a folder or a zip that holds a folder for each class: listed, and read without trusting any of them."""
+
+import mimetypes
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.images import MAX_BYTES, BadImage, read_bytes
+from edge_hpcr.streams.contract import BadFile
+from edge_hpcr.streams.file_names import as_text, natural_order
+from edge_hpcr.streams.image_files import walk
+
+MOST_ENTRIES = 200_000  # in a zip
+MOST_BYTES = 20_000_000_000  # of a zip, unpacked
+MAC_EXTRAS = "__MACOSX"
+_LONGEST_ENTRY, _LONGEST_PART = 1000, 255
+_PIECE = 1 << 20
+# What `zipfile` raises on archives that are damaged, or made to look so.
+_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    parts: tuple[str, ...]  # folders and name below the top, as text
+    path: Path  # for people; inside a zip, the zip's path and then the name
+    read: Callable[[], bytes]  # `BadImage` says why not
+
+
+def check_source(source: Path) -> None:
+    """Refuse what can be no source of an import, without reading all of it."""
+    try:
+        if not source.exists():
+            raise UserError(f"{source}: there is no such folder or zip file")
+        if source.is_dir() or (source.is_file() and zipfile.is_zipfile(source)):
+            return
+    except OSError as error:
+        raise UserError(f"{source} cannot be read: {error.strerror}") from error
+    raise UserError(f"{source} is no folder and no whole zip file: name one with a folder for each class")
+
+
+@contextmanager
+def open_source(source: Path, refuse: BadFile) -> Iterator[list[SourceFile]]:
+    """The files of a folder or a zip, in natural order, hidden ones left out."""
+    if source.is_dir():
+        try:
+            paths = list(walk(source, refuse))
+        except OSError as error:
+            raise UserError(f"{source} cannot be listed: {error.strerror}") from error
+        yield [
+            SourceFile(tuple(map(as_text, path.relative_to(source).parts)), path, partial(_read_file, path))
+            for path in paths
+        ]
+        return
+    try:
+        bundle = zipfile.ZipFile(source)
+    except _ZIP_DAMAGE as error:
+        raise UserError(f"{source} is damaged, no whole zip ({error}): copy or make it again") from error
+    except OSError as error:
+        raise UserError(f"{source} cannot be read: {error.strerror}") from error
+    with bundle:
+        yield _without_top(_zip_files(source, bundle))
+
+
+def _read_file(path: Path) -> bytes:
+    if path.is_symlink():
+        raise BadImage(f"{as_text(path)} is a link: links are not followed")
+    return read_bytes(path)
+
+
+def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:
+    entries = bundle.infolist()
+    if len(entries) > MOST_ENTRIES:
+        raise UserError(
+            f"{source} holds {len(entries):,} entries, more than {MOST_ENTRIES:,}: unpack it and import the folder"
+        )
+    meter = _Meter(source)
+    files = []
+    for entry in entries:
+        name = entry.filename.replace("\\", "/")  # as some programs for Windows write it
+        _check_entry(source, entry, name)
+        parts = PurePosixPath(name).parts
+        if name.endswith("/") or parts[0] == MAC_EXTRAS or any(part.startswith(".") for part in parts):
+            continue
+        path = source.joinpath(*parts)
+        files.append(SourceFile(parts, path, partial(_read_entry, bundle, entry, path, meter)))
+    return sorted(files, key=lambda file: [natural_order(part) for part in file.parts])
+
+
+def _check_entry(source: Path, entry: zipfile.ZipInfo, name: str) -> None:
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or PureWindowsPath(name).drive or ".." in parts:
+        raise UserError(f"{source} is refused: {entry.filename[:100]!r} in it leads out of the archive")
+    longest = max((len(part.encode(errors="replace")) for part in parts), default=0)
+    if not parts or longest > _LONGEST_PART or len(name) > _LONGEST_ENTRY:
+        raise UserError(f"{source} is refused: {entry.filename[:100]!r} in it is no name of a file")
+    if entry.flag_bits & 1:
+        raise UserError(f"{source} is encrypted: unpack it with its password and import the folder")
+    # Python unpacks the other methods without a limit, so that a small file could fill the memory.
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(f"{source} is packed in an unusual way: unpack it and import the folder")
+
+
+@dataclass
+class _Meter:
+    """What has really been unpacked; the sizes that an archive states are its own."""
+
+    source: Path
+    bytes: int = 0
+
+    def add(self, count: int) -> None:
+        self.bytes += count
+        if self.bytes > MOST_BYTES:
+            raise UserError(
+                f"{self.source} unpacks to more than {MOST_BYTES:,} bytes: unpack it and import the folder"
+            )
+
+
+def _read_entry(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, meter: _Meter) -> bytes:
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        raise BadImage(f"{path} is a link: links are not followed")
+    content = bytearray()
+    try:
+        with bundle.open(entry) as file:
+            while piece := file.read(_PIECE):
+                meter.add(len(piece))
+                content += piece
+                if len(content) > MAX_BYTES:
+                    raise BadImage(f"{path} cannot be used as an image: it has more than {MAX_BYTES:,} bytes")
+    except (*_ZIP_DAMAGE, OSError) as error:
+        raise BadImage(f"{path} cannot be used as an image: it is damaged in the zip ({error})") from error
+    return bytes(content)
+
+
+def _without_top(files: list[SourceFile]) -> list[SourceFile]:
+    """Many zips hold one folder with everything in it; but a folder with images in it is a class."""
+    if len({file.parts[0] for file in files}) != 1 or all(len(file.parts) <= 2 for file in files):
+        return files
+    if any(len(file.parts) == 1 or (len(file.parts) == 2 and _looks_like_image(file)) for file in files):
+        return files
+    return [replace(file, parts=file.parts[1:]) for file in files]
+
+
+def _looks_like_image(file: SourceFile) -> bool:
+    kind, _ = mimetypes.guess_type(file.parts[-1], strict=False)
+    return kind is not None and kind.startswith("image/")

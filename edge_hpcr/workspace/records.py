@@ -1,0 +1,174 @@
+"""What the journal takes and gives: samples, classes, events, and the rules for a class's name."""
+
+import json
+import unicodedata
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from edge_hpcr.errors import UserError
+
+LONGEST_NAME = 100
+
+
+class SampleState(NamedTuple):
+    """The part of a sample that events change: all that undo must be able to bring back."""
+
+    state: str  # queued, labelled, dismissed or deleted
+    class_id: int | None  # of a labelled sample only
+    held_out: bool
+
+
+class ClassState(NamedTuple):
+    name: str
+    colour: str | None
+    state: str  # absent (its creation was undone), live, deleted or merged
+    merged_into: int | None
+
+
+QUEUED = SampleState("queued", None, False)
+DISMISSED = SampleState("dismissed", None, False)
+DELETED = SampleState("deleted", None, False)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What an event changed: of every row the state before and after it."""
+
+    samples: list[tuple[int, SampleState, SampleState]]
+    classes: list[tuple[int, ClassState, ClassState]]
+    of: int | None = None  # the event that an undo or redo is about
+    lost: list[int] = field(
+        default_factory=list
+    )  # samples an undo or redo could not restore: no image is left
+
+    def to_json(self) -> str:
+        fields: dict[str, Any] = {"samples": self.samples, "classes": self.classes}
+        if self.of is not None:
+            fields["of"] = self.of
+        if self.lost:
+            fields["lost"] = self.lost
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Body":
+        fields = json.loads(text)
+        return cls(
+            [(i, SampleState(*before), SampleState(*after)) for i, before, after in fields["samples"]],
+            [(i, ClassState(*before), ClassState(*after)) for i, before, after in fields["classes"]],
+            fields.get("of"),
+            fields.get("lost", []),
+        )
+
+
+@dataclass(frozen=True)
+class Move:
+    """A sample got, changed or lost its class; None stands for unlabelled."""
+
+    sample_id: int
+    was: int | None
+    now: int | None
+    held_out: bool  # after the event
+
+
+@dataclass(frozen=True)
+class Event:
+    """An acknowledged action, as those who follow the journal need it."""
+
+    seq: int
+    at: float
+    kind: str
+    moves: list[Move]
+    closed: list[int]  # classes that stopped being live
+    lost: list[int] = field(default_factory=list)  # samples that undo or redo had to leave deleted
+    of: int | None = None
+
+    @classmethod
+    def of_body(cls, seq: int, at: float, kind: str, body: Body) -> "Event":
+        moves = [
+            Move(sample_id, before.class_id, after.class_id, after.held_out)
+            for sample_id, before, after in body.samples
+            if before.class_id != after.class_id
+        ]
+        closed = [i for i, before, after in body.classes if before.state == "live" and after.state != "live"]
+        return cls(seq, at, kind, moves, closed, body.lost, body.of)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    id: int
+    name: str
+    colour: str | None
+    labels: int  # labelled samples, the held-out ones among them
+    held_out: int
+
+
+@dataclass(frozen=True)
+class NewSample:
+    """A sample whose image is on disk already, under an id that `Journal.reserve_ids` gave."""
+
+    file_bytes: int
+    digest: str
+    origin: str
+    hash64: int = 0  # unsigned
+    priority: float = 0.0
+    width: int = 0
+    height: int = 0
+    file: str = ""
+    source_digest: str | None = None
+    id: int | None = None  # None: the journal chooses
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    id: int
+    file: str
+    digest: str
+    bytes: int
+    origin: str
+    source_digest: str | None
+    hash64: int
+    priority: float
+    width: int
+    height: int
+    added: float
+    state: str
+    class_id: int | None
+    held_out: bool
+    labelled_seq: int | None  # the last event that changed the sample
+    has_image: bool
+
+
+@dataclass(frozen=True)
+class Counts:
+    labels: int
+    held_out: int
+    queued: int
+    queued_bytes: int
+    held_out_bytes: int  # of held-out samples' images
+    images: int  # on disk
+    image_bytes: int
+
+
+def clean_name(name: str) -> str:
+    """A class's name as it is kept; a name that nobody could read, type or tell apart is refused.
+
+    >>> clean_name("  mug ")
+    'mug'
+    """
+    name = unicodedata.normalize("NFC", name).strip()
+    if not name:
+        raise UserError("an empty class name: give the class a name")
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"class name {name[:20]!r}… has {len(name)} characters: give at most {LONGEST_NAME}")
+    # Surrogates cannot be stored as UTF-8; separators other than a space would break a list of names.
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+        raise UserError(f"class name {name!r} holds control characters: use letters, digits and signs")
+    return name
+
+
+def folded(name: str) -> str:
+    """Names that are equal in this form are too alike for two classes.
+
+    Folding can undo the normal form, so it is taken again.
+    """
+    return unicodedata.normalize("NFC", name.casefold())

@@ -1,0 +1,188 @@
+"""The samples' images: one file each, named by the sample's id, whole or absent.
+
+    images/23/000123.png
+
+A file is flushed to disk before the journal gets its row. What a crash leaves in between belongs to no row, and is
+removed when the workspace is next opened for learning.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from edge_hpcr.checkpoint import flush_to_disk
+from edge_hpcr.errors import UserError
+from edge_hpcr.workspace.records import SampleRow
+
+LONGEST_SIDE = 512
+LARGEST_PNG_SIDE = 128
+_UNFINISHED = ".writing"
+_JPEG = [
+    cv2.IMWRITE_JPEG_QUALITY,
+    95,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    file: str  # relative to the images' folder
+    digest: str  # SHA-256 of the file
+    bytes: int
+    width: int
+    height: int
+
+
+class SampleFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+
+    def write(self, sample_id: int, image: np.ndarray) -> StoredFile:
+        """Keep an RGB image under the sample's id; it is on disk when this returns."""
+        return self.write_many([(sample_id, image)])[0]
+
+    def write_many(self, images: Sequence[tuple[int, np.ndarray]]) -> list[StoredFile]:
+        """As `write`, with one flush of each folder for all of them. If one fails, none is left."""
+        written: list[StoredFile] = []
+        try:
+            folders = self._make_folders({_folder_of(sample_id) for sample_id, _ in images})
+            for sample_id, image in images:
+                written.append(self._write_file(sample_id, image))
+            for folder in folders:
+                flush_to_disk(folder)
+        except OSError as error:
+            self.remove(stored.file for stored in written)
+            raise UserError(
+                f"cannot keep an image in {self.folder}: {error.strerror}; is there room, and a right to write?"
+            ) from error
+        return written
+
+    def _make_folders(self, names: Iterable[str]) -> list[Path]:
+        folders = [self.folder / name for name in names]
+        missing = [folder for folder in folders if not folder.is_dir()]
+        for folder in missing:
+            folder.mkdir(parents=True, exist_ok=True)
+        if missing:
+            flush_to_disk(self.folder)
+        return folders
+
+    def _write_file(self, sample_id: int, image: np.ndarray) -> StoredFile:
+        image = shrink(image)
+        encoded, suffix = _encode(image)
+        name = f"{_folder_of(sample_id)}/{sample_id:06d}{suffix}"
+        path = self.folder / name
+        temporary = path.with_name(path.name + _UNFINISHED)
+        try:
+            with temporary.open("wb") as file:
+                file.write(encoded)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        height, width = image.shape[:2]
+        return StoredFile(name, hashlib.sha256(encoded).hexdigest(), len(encoded), width, height)
+
+    def read(self, sample: SampleRow) -> np.ndarray:
+        """The sample's image as it was stored, RGB; a damaged or missing file is an error that names the sample."""
+        path = self.folder / sample.file
+        if not sample.has_image:
+            raise UserError(
+                f"sample {sample.id} has no image any more: it was dropped to keep the disk budget"
+            )
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"image of sample {sample.id}, {path}: {error.strerror}; delete the sample"
+            ) from error
+        if hashlib.sha256(content).hexdigest() != sample.digest:
+            raise UserError(f"image of sample {sample.id}, {path}: damaged; delete the sample")
+        return decode(content)
+
+    def file_of(self, sample_id: int) -> str | None:
+        """The name of a sample's file, if there is one, when no row tells it."""
+        names = [f"{_folder_of(sample_id)}/{sample_id:06d}{suffix}" for suffix in (".png", ".jpg")]
+        return next((name for name in names if (self.folder / name).is_file()), None)
+
+    def matches(self, sample: SampleRow) -> bool:
+        """Whether the file is there with the content that was stored."""
+        path = self.folder / sample.file
+        return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sample.digest
+
+    def remove(self, files: Iterable[str]) -> None:
+        """Not flushed: a file that comes back after a power cut belongs to no row, and leaves at the next opening."""
+        for file in files:
+            (self.folder / file).unlink(missing_ok=True)
+
+    def names(self) -> Iterator[str]:
+        """Every file there, unfinished ones among them."""
+        for folder in self._entries(self.folder):
+            if folder.is_dir(follow_symlinks=False):
+                for entry in self._entries(Path(folder.path)):
+                    yield f"{folder.name}/{entry.name}"
+
+    @staticmethod
+    def _entries(folder: Path) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            return []
+
+    def orphans(self, known: Collection[str]) -> list[str]:
+        return [name for name in self.names() if name not in known]
+
+    def total_bytes(self) -> int:
+        return sum((self.folder / name).stat().st_size for name in self.names())
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+
+def sample_id_of(file: str) -> int | None:
+    """The sample that a file's name speaks of; None for a file that is unfinished or not ours.
+
+    >>> sample_id_of("23/000123.png"), sample_id_of("23/000123.png.writing")
+    (123, None)
+    """
+    path = Path(file)
+    return int(path.stem) if path.suffix in (".png", ".jpg") and path.stem.isdecimal() else None
+
+
+def shrink(image: np.ndarray) -> np.ndarray:
+    """An image whose longer side is at most LONGEST_SIDE; area averaging, as nothing else avoids moiré."""
+    height, width = image.shape[:2]
+    scale = LONGEST_SIDE / max(height, width)
+    if scale >= 1:
+        return image
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+
+
+def decode(content: bytes) -> np.ndarray:
+    decoded = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    if decoded is None:
+        raise UserError("an image that this version of OpenCV cannot read: reinstall the requirements")
+    return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+
+
+def _folder_of(sample_id: int) -> str:
+    return f"{sample_id % 100:02d}"
+
+
+def _encode(image: np.ndarray) -> tuple[bytes, str]:
+    small = max(image.shape[:2]) <= LARGEST_PNG_SIDE
+    suffix, options = (".png", []) if small else (".jpg", _JPEG)
+    done, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
+    if not done:
+        raise UserError(f"an image of shape {image.shape} cannot be encoded: give uint8 RGB [H, W, 3]")
+    return encoded.tobytes(), suffix

@@ -1,0 +1,257 @@
+"""Is a workspace whole? Reads everything, changes nothing, and works beside a process that learns in it."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_hpcr import checkpoint
+from edge_hpcr.checkpoint import sha256
+from edge_hpcr.errors import UserError
+from edge_hpcr.memory import ReplayMemory
+from edge_hpcr.units import format_bytes
+from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_read_only
+from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events, read_events
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.records import Counts, SampleRow
+from edge_hpcr.workspace.sample_files import SampleFiles
+from edge_hpcr.workspace.settings import Settings
+from edge_hpcr.workspace.tables import COLUMNS, COUNTS, to_sample_row
+
+_SHOWN = 10  # of many problems of one kind
+_FRESH_SECONDS = 60.0  # an image without a row may be on its way
+
+
+@dataclass(frozen=True)
+class Problem:
+    what: str
+    where: str
+    what_to_do: str
+    serious: bool = True  # False: untidy, but nothing is wrong
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.what_to_do}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    events: int
+    classes: int
+    counts: Counts
+    checkpoints: list[str]
+    file_bytes: int  # of everything in the images' folder
+
+
+def workspace_facts(path: Path | str) -> Facts:
+    layout = _layout(path)
+    with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
+        (events,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+        (classes,) = db.execute("SELECT count(*) FROM classes WHERE state = 'live'").fetchone()
+        counts = Counts(*db.execute(COUNTS).fetchone())
+    names = [folder.name for folder in layout.checkpoint_folders()]
+    return Facts(events, classes, counts, names, SampleFiles(layout.images).total_bytes())
+
+
+def verify_workspace(path: Path | str) -> list[Problem]:
+    """Everything that is wrong; an empty list for a workspace that is whole."""
+    layout = _layout(path)
+    settings = Settings.load(layout.settings)
+    # Checkpoints first: what they have applied must be in a journal that is read later.
+    applied, problems = _check_checkpoints(layout, settings)
+    try:
+        with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
+            db.execute("BEGIN")  # one moment of a journal that others write to
+            problems += _check_journal(db, layout)
+            problems += _check_budgets(db, layout, settings)
+            problems += _check_images(db, layout)
+            problems += _check_applied(db, layout, applied)
+    except JournalDamaged as error:
+        start = "start `learn` on the workspace, which restores what can be read"
+        problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), start))
+    return problems + _check_exports(layout)
+
+
+def _layout(path: Path | str) -> Layout:
+    layout = Layout(Path(path))
+    if not layout.is_workspace():
+        raise UserError(f"no workspace at {layout.path}: `learn --workspace {layout.path}` makes one")
+    return layout
+
+
+# The journal ------------------------------------------------------------------------------------------------------
+
+
+def _check_journal(db: sqlite3.Connection, layout: Layout) -> list[Problem]:
+    where = str(layout.journal)
+    restore = "start `learn` on the workspace, which restores what can be read"
+    answers = [answer for (answer,) in db.execute(f"PRAGMA integrity_check({_SHOWN})")]
+    if answers != ["ok"]:
+        return [Problem(f"damaged ({answer})", where, restore) for answer in answers]
+    keep = f"keep a copy of the folder and restore {layout.backup.name}"
+    found = [
+        f"row {row} of {table} refers to a row of {other} that is missing"
+        for table, row, other, _ in db.execute("PRAGMA foreign_key_check")
+    ]
+    found += [
+        f"sample {sample} is labelled with class {of}, which is not live"
+        for sample, of in db.execute(
+            "SELECT s.id, c.id FROM samples s JOIN classes c ON s.class_id = c.id WHERE c.state != 'live'"
+        )
+    ]
+    try:
+        found += differences(fold_events(db), db)
+    except BrokenChain as error:
+        found.append(str(error))
+    return _few([Problem(what, where, keep) for what in found])
+
+
+def _check_budgets(db: sqlite3.Connection, layout: Layout, settings: Settings) -> list[Problem]:
+    counts = Counts(*db.execute(COUNTS).fetchone())
+    problems = []
+    if counts.queued > settings.queue_samples:
+        many = f"{counts.queued} samples where {settings.queue_samples} are allowed"
+        problems.append(_over_budget("the queue", many, "queue_samples", layout))
+    limits = [("the queue", counts.queued_bytes, settings.queue_bytes, "queue_bytes")]
+    if not settings.archive:
+        limits.append(("all images", counts.image_bytes, settings.disk_bytes, "disk_bytes"))
+    for what, held, allowed, name in limits:
+        if held > allowed:
+            many = f"{format_bytes(held)} where {format_bytes(allowed)} are allowed"
+            problems.append(_over_budget(what, many, name, layout))
+    # Labels are never refused for want of room, and undo fills the queue: the next checkpoint makes room again.
+    return [replace(problem, serious=False) for problem in problems]
+
+
+def _over_budget(what: str, many: str, setting: str, layout: Layout) -> Problem:
+    return Problem(
+        f"{what}: {many}", str(layout.path), f"`learn` makes room at a checkpoint; or raise {setting}"
+    )
+
+
+# Images -----------------------------------------------------------------------------------------------------------
+
+
+def _check_images(db: sqlite3.Connection, layout: Layout) -> list[Problem]:
+    files = SampleFiles(layout.images)
+    problems = []
+    known = set()
+    for row in _rows_with_image(db):
+        known.add(row.file)
+        # Since the moment that `db` shows, the sample may have left the queue, and its file with it.
+        if not files.matches(row) and _still_has_image(layout, row.id):
+            what = f"the image of sample {row.id} ({row.state}) is missing or damaged"
+            problems.append(Problem(what, str(layout.images / row.file), f"delete sample {row.id}"))
+    orphans = [name for name in files.orphans(known) if _is_old(layout.images / name)]
+    if orphans:
+        what = f"{len(orphans)} files belong to no sample, {orphans[0]} for one"
+        tidy = "nothing is wrong: `learn` removes them when it starts"
+        problems.append(Problem(what, str(layout.images), tidy, serious=False))
+    return _few(problems)
+
+
+def _rows_with_image(db: sqlite3.Connection) -> Iterator[SampleRow]:
+    for row in db.execute(f"SELECT {COLUMNS} FROM samples WHERE has_image = 1 ORDER BY id"):
+        yield to_sample_row(row)
+
+
+def _still_has_image(layout: Layout, sample_id: int) -> bool:
+    with closing(open_read_only(layout.journal)) as db:
+        row = db.execute("SELECT has_image FROM samples WHERE id = ?", (sample_id,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _FRESH_SECONDS
+    except FileNotFoundError:
+        return False
+
+
+# Checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def _check_checkpoints(layout: Layout, settings: Settings) -> tuple[dict[str, int], list[Problem]]:
+    """What each whole checkpoint has applied, and what is wrong with the others."""
+    applied: dict[str, int] = {}
+    problems = []
+    remove = "remove the folder: the learner uses the newest whole one"
+    for folder in layout.checkpoint_folders():
+        try:
+            arrays, facts = checkpoint.read(folder)
+            applied[folder.name] = int(facts["notes"]["applied"])
+            held = _memory_bytes(arrays, facts)
+        except (UserError, KeyError, TypeError, ValueError) as error:
+            if folder.exists():  # the learner removes old ones
+                problems.append(Problem(f"it cannot be used ({error})", str(folder), remove))
+            continue
+        if held > settings.memory_bytes:
+            many = f"{format_bytes(held)} where {format_bytes(settings.memory_bytes)} are allowed"
+            problems.append(_over_budget(f"the replay memory of {folder.name}", many, "memory_bytes", layout))
+    return applied, problems
+
+
+def _memory_bytes(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> int:
+    memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
+    return memory.byte_breakdown()["total"]
+
+
+def _check_applied(db: sqlite3.Connection, layout: Layout, applied: dict[str, int]) -> list[Problem]:
+    (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+    problems = [
+        Problem(
+            f"it has applied event {seq}, but the journal ends with {last}",
+            str(layout.checkpoints / name),
+            "remove the folder: it belongs to another journal",
+        )
+        for name, seq in applied.items()
+        if seq > last
+    ]
+    # After a restart from the oldest checkpoint these would be learned again, from their images.
+    oldest = min(applied.values(), default=0)
+    gone = {i for (i,) in db.execute("SELECT id FROM samples WHERE state = 'labelled' AND has_image = 0")}
+    needed = set()
+    try:
+        for _, _, _, body in read_events(db, oldest):
+            needed |= {i for i, before, after in body.samples if before.class_id is None and after.class_id}
+    except BrokenChain:
+        pass  # said of the journal already
+    for sample_id in sorted(needed & gone):
+        what = (
+            f"sample {sample_id} was labelled after event {oldest}, the oldest checkpoint, and has no image"
+        )
+        lost = f"delete sample {sample_id}, or label another picture of it"
+        problems.append(Problem(what, str(layout.images), lost))
+    return _few(problems)
+
+
+# Exports ----------------------------------------------------------------------------------------------------------
+
+
+def _check_exports(layout: Layout) -> list[Problem]:
+    problems = []
+    for manifest in sorted(layout.exports.rglob("manifest.json")):
+        try:
+            facts = json.loads(manifest.read_text(encoding="utf-8"))
+            model = manifest.parent / str(facts.get("file", "model.onnx"))
+            whole = "sha256" not in facts or sha256(model) == facts["sha256"]
+        except (OSError, ValueError, AttributeError) as error:
+            problems.append(Problem(f"cannot be read ({error})", str(manifest), "export again"))
+            continue
+        if not whole:
+            problems.append(Problem("it is not the file that was exported", str(model), "export again"))
+    return problems
+
+
+def _few(problems: list[Problem]) -> list[Problem]:
+    """The first of many, and how many more there are."""
+    if len(problems) <= _SHOWN:
+        return problems
+    first = problems[0]
+    more = Problem(f"and {len(problems) - _SHOWN} more like these", first.where, first.what_to_do)
+    return [*problems[:_SHOWN], more]

@@ -1,0 +1,57 @@
+"""The one resize rule: what a network sees of a frame, in training and on a device alike.
+
+Imports numpy and OpenCV only. `edge_hpcr` imports this file, and that is the only import in that direction: the device
+runtime has neither torch nor `edge_hpcr`, and a second copy of the rule would drift away from the first.
+"""
+
+import cv2
+import numpy as np
+
+RESIZE_RULE = "centre-square-area"
+
+
+def check_rule(name: str) -> None:
+    """Refuse a model that was trained with a rule that this version does not know."""
+    if name != RESIZE_RULE:
+        raise ValueError(
+            f"unknown resize rule {name!r}: this version knows {RESIZE_RULE!r}; use the version that wrote the model"
+        )
+
+
+def prepare(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A uint8 RGB frame `[H, W, 3]`, or a grey one `[H, W]`, as uint8 RGB of `size` (height, width).
+
+    The largest part in the middle that has the target's aspect ratio, shrunk by area or grown linearly.
+
+    >>> prepare(np.zeros((480, 640, 3), np.uint8), (32, 32)).shape
+    (32, 32, 3)
+    """
+    if (
+        frame.dtype != np.uint8
+        or frame.ndim not in (2, 3)
+        or frame.shape[2:] not in ((), (3,))
+        or not frame.size
+    ):
+        raise ValueError(
+            f"a frame must be uint8 RGB [H, W, 3] or grey [H, W], not {frame.dtype} {list(frame.shape)}"
+        )
+    height, width = size
+    if height < 1 or width < 1:
+        raise ValueError(f"a frame cannot be made {height} x {width} pixels large")
+    middle = _crop(frame, height, width)
+    if middle.shape[:2] != (height, width):
+        shrinks = middle.shape[0] >= height and middle.shape[1] >= width
+        method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        middle = cv2.resize(np.ascontiguousarray(middle), (width, height), interpolation=method)
+    if middle.ndim == 2:
+        middle = np.repeat(middle[..., None], 3, axis=2)
+    # Never a view: a camera may write the next frame into the same memory.
+    return np.array(middle, order="C")
+
+
+def _crop(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    frame_height, frame_width = frame.shape[:2]
+    crop_height = min(frame_height, max(1, round(frame_width * height / width)))
+    crop_width = min(frame_width, max(1, round(frame_height * width / height)))
+    top, left = (frame_height - crop_height) // 2, (frame_width - crop_width) // 2
+    return frame[top : top + crop_height, left : left + crop_width]

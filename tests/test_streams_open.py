@@ -1,0 +1,142 @@
+"""What a person may write as a source, and the digits that are always there."""
+
+import threading
+import time
+from itertools import islice
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.streams import EndOfStream, open_stream
+from edge_hpcr.streams.digits import Digits
+from edge_hpcr.streams.folder import Folder
+from edge_hpcr.streams.network_camera import NetworkCamera
+from edge_hpcr.streams.usb import UsbCamera
+from edge_hpcr.streams.video import Video
+from edge_hpcr.streams.watched import WatchedFolder
+
+
+@pytest.fixture
+def video(tmp_path):
+    path = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+    writer.write(np.zeros((48, 64, 3), np.uint8))
+    writer.release()
+    return path
+
+
+def test_each_kind_of_source_is_recognised(tmp_path, video):
+    kinds = [
+        ("97", UsbCamera, "camera 97"),
+        ("rtsp://127.0.0.1:9/x", NetworkCamera, "rtsp://127.0.0.1:9/x"),
+        ("https://u:p@127.0.0.1:9/x", NetworkCamera, "https://127.0.0.1:9/x"),
+        (str(video), Video, str(video)),
+        (str(tmp_path), Folder, str(tmp_path)),
+        (f"watch:{tmp_path}", WatchedFolder, str(tmp_path)),
+        ("digits", Digits, "digits"),
+    ]
+    for spec, kind, name in kinds:
+        with open_stream(spec) as stream:
+            assert type(stream) is kind and stream.name == name
+            assert stream.live == (kind in (UsbCamera, NetworkCamera, Digits))
+    with open_stream(str(tmp_path), watch=True) as stream:
+        assert type(stream) is WatchedFolder
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "watch:", "nothing", "-1", "1.5", "²", "no/such/film.avi", "x\0y", "n" * 5000]
+)
+def test_an_unknown_source_is_refused_in_one_line_that_lists_the_kinds(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        open_stream(spec)
+    message = str(caught.value)
+    assert "\n" not in message
+    for kind in ("camera's number", "rtsp://", "video file", "folder", "watch:FOLDER", "digits"):
+        assert kind in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "complaint"),
+    [
+        ("digits", {"labels": "names"}, "unknown labels 'names'"),
+        ("digits", {"fps": 0}, "fps must be"),
+        ("digits", {"fps": float("nan")}, "fps must be"),
+        ("0", {"fps": 5}, "fps is for"),
+        ("0", {"labels": "folders"}, "labels from folders need a folder"),
+        ("12345", {}, "no camera with the number 12345"),
+        ("0", {"watch": True}, "no such folder"),
+        ("ftp://u:s3cret@host/", {}, "unknown kind of source ftp://: give"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(spec, options, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=complaint):
+        open_stream(spec, **options)
+
+
+def shown(stream, count: int) -> list:
+    with stream:
+        return list(islice(iter(lambda: stream.read(5), None), count))
+
+
+def test_digits_come_in_a_seeded_order_with_or_without_their_names(digits):
+    first = shown(Digits("folders", fps=1000), 20)
+    assert {frame.label for frame in first} <= {str(digit) for digit in range(10)}
+    assert len({frame.label for frame in first}) > 3  # shuffled, not one class after the other
+    assert [frame.label for frame in shown(Digits(fps=1000), 2)] == [None, None]
+    for frame in first:
+        matches = (digits.train_images == frame.image).all(axis=(1, 2, 3))
+        assert frame.label in {digits.class_names[label] for label in digits.train_labels[matches]}
+
+
+def numbered(seed: int, count: int) -> list[np.ndarray]:
+    stream = Digits(seed=seed)
+    return [stream._frame(number).image for number in range(count)]
+
+
+def test_the_order_of_the_digits_depends_on_the_seed_and_on_the_round(digits):
+    size = len(digits.train_images)
+    assert np.array_equal(numbered(1, 30), numbered(1, 30))
+    assert not np.array_equal(numbered(1, 30), numbered(2, 30))
+    two_rounds = np.stack(numbered(1, 2 * size))
+    assert not np.array_equal(two_rounds[:size], two_rounds[size:])
+    for turn in (two_rounds[:size], two_rounds[size:]):  # every digit once a round
+        assert np.array_equal(turn.sum(axis=0, dtype=int), digits.train_images.sum(axis=0, dtype=int))
+
+
+def test_digits_keep_their_pace_and_pass_by_unseen():
+    with Digits(fps=20) as stream:
+        started = time.monotonic()
+        assert stream.read(0) is not None  # the first one is there at once
+        assert stream.read(0) is None
+        assert stream.read(5) is not None
+        assert time.monotonic() - started >= 1 / 20
+        time.sleep(0.5)  # nobody looks
+        assert stream.read(0) is not None
+        state = stream.state()
+        assert state.dropped >= 7 and state.frames == state.dropped + 3
+        assert state.message == "live, 20.0 frames/s" and state.size == (8, 8)
+
+
+def test_digits_come_twice_a_second_unless_told_otherwise():
+    with open_stream("digits") as stream:
+        assert stream.state().message == "live, 2.0 frames/s"
+
+
+def test_a_caller_may_change_a_digit_without_changing_the_next_rounds():
+    with Digits(fps=1000) as stream:
+        stream._frame(0).image[:] = 255
+        assert stream._frame(0).image.min() == 0
+
+
+def test_close_wakes_a_reader_of_digits():
+    stream = Digits(fps=0.01)
+    stream.read(5)
+    threading.Timer(0.05, stream.close).start()
+    started = time.monotonic()
+    with pytest.raises(EndOfStream):
+        stream.read(60)
+    assert time.monotonic() - started < 5 and stream.state().phase == "closed"
