@@ -94,3 +94,11 @@ def test_a_class_name_that_cannot_be_puts_its_file_into_quarantine_and_the_strea
     assert intake.workspace.journal.counts().labels == 1
     assert intake.workspace.journal.counters()["skipped_bad"] == 1
     assert "at most 100" in (intake.workspace.layout.quarantine / "quarantine.jsonl").read_text()
+
+
+def test_a_file_that_waits_in_the_queue_gets_the_label_that_its_source_brings_later(intake, digits):
+    image = digits.train_images[0]
+    queued = intake.take(_frame(image, digest=_digest(image))).sample_id
+    assert intake.take(_frame(image, "nought", _digest(image))).sample_id == queued
+    assert intake.workspace.journal.sample(queued).state == "labelled"
+    assert intake.take(_frame(image, "nought", _digest(image))).verdict == "known"

@@ -93,13 +93,19 @@ class Intake:
         return self.workspace.journal.counts().image_bytes >= self.workspace.settings.disk_bytes
 
     def _labelled_frame(self, frame: Frame, answer: Answer) -> Seen:
-        if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
+        known = None if frame.digest is None else self.workspace.journal.known_source(frame.digest)
+        # A queued one was cut off from its label by a power cut, or came earlier from a source without labels.
+        if known is not None and self.workspace.journal.sample(known).state != "queued":
             return self._skipped(answer, "known")
         try:
             class_id = self._class_of(frame.label or "")
         except UserError as error:
             self.workspace.quarantine(Path(frame.origin), str(error))
             return self._skipped(answer, "bad")
+        if known is not None:
+            self.workspace.journal.label([known], class_id)
+            self.live.notify()
+            return Seen(answer, "label", known)
         self._labelled.append((frame, class_id))
         if len(self._labelled) >= LABELS_AT_ONCE:
             self.flush()

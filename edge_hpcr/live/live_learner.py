@@ -178,7 +178,6 @@ class LiveLearner:
         return self._status
 
     def _make_status(self) -> dict[str, Any]:
-        memory = self.learner.memory
         return {
             "pid": os.getpid(),
             "at": time.time(),
@@ -187,16 +186,20 @@ class LiveLearner:
             "step": self.learner.step,
             "applied": self.follower.applied,
             "labels_waiting": self.follower.labels_waiting,
-            "memory": {
-                "samples": len(memory),
-                "bytes": memory.byte_breakdown(),
-                "budget": memory.config.bytes,
-                "overhead": memory.overhead(),
-            },
+            "memory": self._memory_facts(),
             "test_then_train": self.test_then_train.summary(),
             "held_out": self.held_out.summary(),
             "calibration": asdict(self.predictor.calibration),
             "problems": list(self.problems),
+        }
+
+    def _memory_facts(self) -> dict[str, Any]:
+        memory = self.learner.memory
+        return {
+            "samples": len(memory),
+            "bytes": memory.byte_breakdown(),
+            "budget": memory.config.bytes,
+            "overhead": memory.overhead(),
         }
 
     # The learning thread ----------------------------------------------------------------------------------------------
@@ -425,6 +428,7 @@ class LiveLearner:
             "test_then_train": self.test_then_train.state(),
             "held_out": self.held_out.state(),
             "calibration": asdict(self.predictor.calibration),
+            "memory": self._memory_facts(),
         }
         try:
             checkpoints.save(layout, self.learner, self.follower.applied, notes)

@@ -56,9 +56,7 @@ def gather(path: Path) -> dict[str, Any]:
     last = report or _last_report(layout)
     if last is not None:
         problems += last["problems"]
-    # What the last process said is still true if its last checkpoint holds all that it had learned.
-    same = last and newest and (last["applied"], last["step"]) == (newest["applied"], newest["step"])
-    known = (last if running or same else newest) or {}
+    known = (report if running else newest) or {}
     status = {
         "workspace": str(layout.path),
         "doing": _doing(report),
@@ -111,6 +109,7 @@ def _newest_checkpoint(layout: Layout) -> tuple[dict[str, Any] | None, list[str]
                 "seconds_ago": max(0.0, time.time() - index.stat().st_mtime),
                 "test_then_train": TestThenTrain.from_state(notes["test_then_train"]).summary(),
                 "held_out": HeldOut.from_state(notes["held_out"]).summary(),
+                "memory": notes["memory"],
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
             if folder.exists():  # a learner that runs removes old ones

@@ -1,0 +1,376 @@
+"""Labelled samples out of a workspace and into one: a folder for each class (the ImageFolder layout), or that as a zip.
+
+    mug/000123.png   classes.json   samples.csv
+
+`classes.json` keeps each class's real name, id and colour, which a folder's name cannot always carry; an import reads
+it. `samples.csv` keeps what else is known of each sample, held out or not, with or without an image; it is for people
+and programs, and an import does not read it: a new learner has a held-out set of its own.
+"""
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+import threading
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_hpcr.checkpoint import flush_to_disk
+from edge_hpcr.errors import UserError
+from edge_hpcr.gate import perceptual_hash
+from edge_hpcr.images import BadImage, decode_image
+from edge_hpcr.streams.file_names import as_text
+from edge_hpcr.workspace.database import as_user_errors, open_read_only
+from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.labelled_files import MAC_EXTRAS, SourceFile, check_source, open_source
+from edge_hpcr.workspace.records import SampleRow, clean_name, folded
+from edge_hpcr.workspace.sample_files import shrink
+from edge_hpcr.workspace.tables import COLUMNS, to_sample_row
+
+FORMAT = 1
+MAKER = "edge_hpcr"
+CLASSES, SAMPLES = "classes.json", "samples.csv"
+LONGEST_FOLDER = 80  # bytes; some encrypted file systems allow no more than 143
+IMAGES_AT_ONCE = (
+    10  # of one class, then the next class has its turn: a learner forgets what comes in long rows
+)
+REASONS_KEPT = 10
+_FORBIDDEN = set('<>:"/\\|?*')
+_RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", MAC_EXTRAS.casefold(), CLASSES, SAMPLES} | {
+    f"{device}{digit}" for device in ("com", "lpt") for digit in "0123456789¹²³"
+}
+
+Progress = Callable[[int, int], None]  # done, and of how many
+Write = Callable[[str, bytes], None]  # name and content
+
+
+@dataclass(frozen=True)
+class Exported:
+    samples: int
+    classes: int
+    missing: int  # labelled, but the image is no longer there, or damaged
+
+
+@dataclass
+class Imported:
+    samples: int = 0  # labelled now
+    classes: int = 0  # made for them
+    known: int = 0  # were here already, and stayed as they are
+    deleted: int = 0  # of the known ones: deleted here earlier
+    bad: int = 0  # in quarantine, with the reason
+    reasons: list[str] = field(default_factory=list)  # of the first bad ones
+
+
+# Export -----------------------------------------------------------------------------------------------------------
+
+
+def export_samples(workspace: Workspace, target: Path, progress: Progress | None = None) -> Exported:
+    """Write all labelled samples to a new or empty folder, or to a new .zip; it is whole there or absent."""
+    target = Path(os.path.realpath(target))
+    zipped = target.suffix.lower() == ".zip"
+    _refuse_inside(workspace, target)
+    classes, rows = _labelled(workspace)
+    if not rows:
+        raise UserError(f"nothing to export: no sample of {workspace.path} has a label")
+    folders = folder_names({class_id: name for class_id, name, _ in classes})
+    missing = 0
+    table = io.StringIO()
+    lines = csv.writer(table, lineterminator="\n")
+    lines.writerow(["file", "sample", "class", "held_out", "origin", "source_digest"])
+    try:
+        if target.exists() and (zipped or not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"{target} exists already: name a new .zip, or a new or empty folder")
+        with (_writing_zip if zipped else _writing_folder)(target) as write:
+            for done, row in enumerate(rows, 1):
+                name = f"{folders[row.class_id or 0]}/{row.id:06d}{Path(row.file).suffix}"
+                content = _content(workspace, row)
+                if content is None:
+                    missing, name = missing + 1, ""
+                else:
+                    write(name, content)
+                lines.writerow(
+                    [name, row.id, row.class_id, int(row.held_out), row.origin, row.source_digest or ""]
+                )
+                if progress is not None:
+                    progress(done, len(rows))
+            write(CLASSES, _classes_file(classes, folders))
+            write(SAMPLES, table.getvalue().encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write the export {target}: {error.strerror}; is there room, and a right to write?"
+        ) from error
+    return Exported(len(rows) - missing, len(classes), missing)
+
+
+def _labelled(workspace: Workspace) -> tuple[list[tuple[int, str, str | None]], list[SampleRow]]:
+    """Classes and labelled samples of one moment, while others go on to label."""
+    path = workspace.layout.journal
+    with closing(open_read_only(path)) as db, as_user_errors(path):
+        db.execute("BEGIN")
+        classes = db.execute("SELECT id, name, colour FROM classes WHERE state = 'live' ORDER BY id")
+        rows = db.execute(f"SELECT {COLUMNS} FROM samples WHERE state = 'labelled' ORDER BY id")
+        return classes.fetchall(), [to_sample_row(row) for row in rows]
+
+
+def _content(workspace: Workspace, row: SampleRow) -> bytes | None:
+    """The stored file as it is; None if the image was dropped or is damaged."""
+    if not row.has_image:
+        return None
+    try:
+        content = (workspace.files.folder / row.file).read_bytes()
+    except OSError:
+        return None  # a learner that runs beside may just have dropped it
+    return content if hashlib.sha256(content).hexdigest() == row.digest else None
+
+
+def _classes_file(classes: Sequence[tuple[int, str, str | None]], folders: Mapping[int, str]) -> bytes:
+    listed = [{"id": i, "name": name, "colour": colour, "folder": folders[i]} for i, name, colour in classes]
+    return json.dumps({"made_by": MAKER, "format": FORMAT, "classes": listed}, indent=1).encode()
+
+
+def folder_names(classes: Mapping[int, str]) -> dict[int, str]:
+    """A folder's name for each class, good on every file system, and different in more than case.
+
+    >>> folder_names({1: "mug", 2: "MUG.", 3: "nuts/bolts", 4: "con"})
+    {1: 'mug', 2: 'MUG-2', 3: 'nuts_bolts', 4: '_con'}
+    """
+    chosen: dict[int, str] = {}
+    taken: set[str] = set()
+    for class_id, name in classes.items():
+        safe = _safe_name(name)
+        numbered = (f"{safe}-{class_id}-{number}" for number in itertools.count(2))
+        candidates = itertools.chain([safe, f"{safe}-{class_id}"], numbered)
+        chosen[class_id] = next(folder for folder in candidates if _alike(folder) not in taken)
+        taken.add(_alike(chosen[class_id]))
+    return chosen
+
+
+def _safe_name(name: str) -> str:
+    name = "".join(c if c.isprintable() and c not in _FORBIDDEN else "_" for c in name)
+    # A leading dot hides a folder, and Windows loses dots and spaces at the end.
+    name = name.encode()[:LONGEST_FOLDER].decode(errors="ignore").strip(" .") or "class"
+    reserved = {name.casefold(), name.partition(".")[0].strip().casefold()} & _RESERVED
+    return f"_{name}" if reserved else name
+
+
+def _alike(name: str) -> str:
+    """File systems that ignore case or normal forms take names that are equal in this form for one."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name[:100]}.{MAKER}-writing")
+
+
+@contextmanager
+def _writing_folder(target: Path) -> Iterator[Write]:
+    unfinished = _unfinished(target)
+    shutil.rmtree(unfinished, ignore_errors=True)  # what a power cut left of an earlier one
+    unfinished.mkdir(parents=True)
+    folders = {unfinished}
+
+    def write(name: str, content: bytes) -> None:
+        path = unfinished / name
+        if path.parent not in folders:
+            path.parent.mkdir()
+            folders.add(path.parent)
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    try:
+        yield write
+        for folder in folders:
+            flush_to_disk(folder)
+        unfinished.rename(target)  # takes the place of an empty folder, and of no other
+        flush_to_disk(target.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _writing_zip(target: Path) -> Iterator[Write]:
+    unfinished = _unfinished(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(unfinished, "w") as bundle:
+
+            def write(name: str, content: bytes) -> None:
+                bundle.writestr(name, content)  # as it is: images are packed already
+
+            yield write
+        flush_to_disk(unfinished)
+        unfinished.rename(target)
+        flush_to_disk(target.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+# Import -----------------------------------------------------------------------------------------------------------
+
+
+def import_samples(
+    workspace: Workspace,
+    source: Path,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> Imported:
+    """Take in and label the images of a folder or a zip that holds a folder for each class.
+
+    The first folder on the way to an image names its class, in any case; an export of ours brings its real names and
+    colours. An image that is here already stays as it is, deleted or labelled otherwise; but one that only waits in
+    the queue is labelled: an import that was killed may have left it there. So the same import again goes on.
+    """
+    source = Path(source)
+    check_source(source)
+    _refuse_inside(workspace, Path(os.path.realpath(source)))
+    job = _Import(workspace)
+    with open_source(source, job.refuse) as files:
+        if not files and not job.result.bad:
+            raise UserError(f"{source} holds no files: a folder for each class, with images, is expected")
+        chunks = job.plan(files)
+        total = sum(len(chunk) for _, chunk in chunks)
+        done = 0
+        for name, chunk in chunks:
+            if stop is not None and stop.is_set():
+                break
+            job.take(name, chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+    return job.result
+
+
+def _refuse_inside(workspace: Workspace, place: Path) -> None:
+    if place.is_relative_to(os.path.realpath(workspace.path)):
+        raise UserError(f"{place} lies in the workspace itself: name a place outside of it")
+
+
+class _Import:
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.result = Imported()
+        self._known = _known_digests(workspace)
+        self._classes: dict[str, int] = {}
+
+    def refuse(self, path: Path, reason: str) -> None:
+        self.workspace.quarantine(path, reason)
+        self.result.bad += 1
+        if len(self.result.reasons) < REASONS_KEPT:
+            self.result.reasons.append(reason if as_text(path) in reason else f"{as_text(path)}: {reason}")
+
+    def plan(self, files: list[SourceFile]) -> list[tuple[str, list[SourceFile]]]:
+        """Each class's files, a few at a time and in turn; what belongs to no class is refused."""
+        own = next((own for file in files if (own := _own_classes(file)) is not None), None)
+        for name, colour in own.values() if own else ():
+            self._class_id(name, colour)
+        names = {folder: name for folder, (name, _) in (own or {}).items()}
+        groups: dict[str, tuple[str, list[SourceFile]]] = {}
+        for file in files:
+            if len(file.parts) == 1:
+                if own is None or file.parts[0] not in (CLASSES, SAMPLES):
+                    self.refuse(file.path, "it lies in no folder that would name its class")
+                continue
+            folder = unicodedata.normalize("NFC", file.parts[0])
+            try:
+                name = clean_name(names.get(folder, folder))
+            except UserError as error:
+                self.refuse(file.path, str(error))
+                continue
+            groups.setdefault(folded(name), (name, []))[1].append(file)
+        return list(_in_turn(list(groups.values())))
+
+    def take(self, name: str, files: list[SourceFile]) -> None:
+        """Images first, then one event with their label; whatever is killed in between is found by the next import."""
+        waiting: list[int] = []
+        new: list[Taken] = []
+        for file in files:
+            try:
+                content = file.read()
+                digest = hashlib.sha256(content).hexdigest()
+                if digest in self._known:
+                    waiting += self._meet_again(digest)
+                    continue
+                image = decode_image(content, str(file.path))
+            except BadImage as error:
+                self.refuse(file.path, str(error))
+                continue
+            new.append(Taken(shrink(image), as_text(file.path), digest, perceptual_hash(image)))
+            self._known[digest] = ("labelled", 0)
+        if waiting or new:
+            class_id = self._class_id(name)
+            self.workspace.journal.label(waiting + self.workspace.take_many(new), class_id)
+            self.result.samples += len(waiting) + len(new)
+
+    def _meet_again(self, digest: str) -> list[int]:
+        """The sample of a known file, if it still needs its label."""
+        state, sample_id = self._known[digest]
+        if state == "queued":
+            self._known[digest] = ("labelled", sample_id)
+            return [sample_id]
+        self.result.known += 1
+        self.result.deleted += state == "deleted"
+        return []
+
+    def _class_id(self, name: str, colour: str | None = None) -> int:
+        key = folded(clean_name(name))
+        if key not in self._classes:
+            found = self.workspace.journal.class_id(name)
+            if found is None:
+                found = self.workspace.journal.create_class(name, colour)
+                self.result.classes += 1
+            self._classes[key] = found
+        return self._classes[key]
+
+
+def _known_digests(workspace: Workspace) -> dict[str, tuple[str, int]]:
+    """State and id of every sample, by what it was read from and by what is stored (which an export hands out)."""
+    order = ("labelled", "queued", "dismissed", "deleted")
+    known: dict[str, tuple[str, int]] = {}
+    after = 0
+    while page := workspace.journal.samples(after_id=after):
+        for row in page:
+            for digest in filter(None, (row.source_digest, row.digest)):
+                if digest not in known or order.index(row.state) < order.index(known[digest][0]):
+                    known[digest] = (row.state, row.id)
+        after = page[-1].id
+    return known
+
+
+def _in_turn(groups: list[tuple[str, list[SourceFile]]]) -> Iterator[tuple[str, list[SourceFile]]]:
+    for start in range(0, max((len(files) for _, files in groups), default=0), IMAGES_AT_ONCE):
+        for name, files in groups:
+            if start < len(files):
+                yield name, files[start : start + IMAGES_AT_ONCE]
+
+
+def _own_classes(file: SourceFile) -> dict[str, tuple[str, str | None]] | None:
+    """Name and colour of each class by its folder, if this file is the list that an export of ours wrote."""
+    if file.parts != (CLASSES,):
+        return None
+    try:
+        listed: Any = json.loads(file.read())
+    except (BadImage, ValueError, RecursionError):
+        return None  # somebody else's: it will be refused as a file without a class
+    if not isinstance(listed, dict) or listed.get("made_by") != MAKER:
+        return None
+    if listed.get("format") != FORMAT:
+        raise UserError(f"{file.path} has format {listed.get('format')}: use the version that exported it")
+    try:
+        return {
+            unicodedata.normalize("NFC", entry["folder"]): (clean_name(entry["name"]), entry["colour"])
+            for entry in listed["classes"]
+        }
+    except (KeyError, TypeError, UserError) as error:
+        raise UserError(
+            f"{file.path} is damaged ({error}): remove it, and the folders' names are used"
+        ) from error
