@@ -25,8 +25,9 @@ check: install-dev ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install ## measure the speed of a training step on this machine
+bench: install ## measure this machine: a training step, then kills, latency, a soak and restarts (about an hour)
 	$(BIN)/python -m edge_hpcr speed --out results/speed.json
+	$(BIN)/python -m edge_hpcr endure all --out results/endurance.json
 
 install: $(INSTALLED) ## create .venv with what running needs
 install-dev: $(INSTALLED_DEV) ## the same with what testing needs

@@ -287,6 +287,28 @@ def test_the_lower_modules_and_the_methods_do_not_import_the_upper_ones():
     assert offences([*files, *methods], tuple(f"edge_hpcr.{name}" for name in UPPER)) == []
 
 
+def test_imports_follow_the_way_of_a_sample():
+    """Stream, gate, queue, journal, learner: whoever comes earlier knows nothing of whoever comes later."""
+    package = ROOT / "edge_hpcr"
+    way = [
+        [*(package / "streams").glob("*.py"), package / "images.py"],
+        [package / "gate.py", package / "label_queue.py"],
+        sorted((package / "workspace").glob("*.py")),
+        sorted((package / "live").glob("*.py")),
+        [package / "learn_command.py", package / "workspace_command.py"],
+    ]
+    names = [
+        ("edge_hpcr.streams",),
+        ("edge_hpcr.gate", "edge_hpcr.label_queue"),
+        ("edge_hpcr.workspace",),
+        ("edge_hpcr.live",),
+        ("edge_hpcr.learn_command", "edge_hpcr.workspace_command", "edge_hpcr.endurance"),
+    ]
+    for place, files in enumerate(way):
+        later = tuple(name for group in names[place + 1 :] for name in group)
+        assert files and offences(files, later) == []
+
+
 def test_every_package_the_program_imports_is_a_requirement_of_its_own():
     packages = ("edge_hpcr", "app", "export")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
@@ -331,10 +353,11 @@ def test_make_test_installs_checks_and_then_tests(bare: Path):
     assert places == sorted(places)
 
 
-def test_make_bench_measures_the_speed(bare: Path):
-    assert make("-n", "bench", at=bare).stdout.splitlines()[-1] == (
-        ".venv/bin/python -m edge_hpcr speed --out results/speed.json"
-    )
+def test_make_bench_measures_the_step_and_then_the_endurance(bare: Path):
+    assert make("-n", "bench", at=bare).stdout.splitlines()[-2:] == [
+        ".venv/bin/python -m edge_hpcr speed --out results/speed.json",
+        ".venv/bin/python -m edge_hpcr endure all --out results/endurance.json",
+    ]
 
 
 def test_an_installation_is_remembered_once_it_is_whole_and_until_something_changes(bare: Path):
