@@ -18,6 +18,11 @@ from safetensors.numpy import load_file, save_file
 from edge_hpcr import __version__
 from edge_hpcr.errors import UserError
 
+
+class DamagedCheckpoint(UserError):
+    """Cut short or changed; an older checkpoint may be whole."""
+
+
 FORMAT = 1
 INDEX = "checkpoint.json"
 
@@ -98,7 +103,13 @@ def exists(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    for place in (Path(folder), _previous(Path(folder)), _unfinished(Path(folder))):
+    """Whole or absent: a folder that is half removed must not have a checkpoint's name."""
+    folder = Path(folder)
+    leaving = folder.with_name(folder.name + ".removing")
+    if folder.exists():
+        shutil.rmtree(leaving, ignore_errors=True)
+        folder.rename(leaving)
+    for place in (leaving, _previous(folder), _unfinished(folder)):
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -114,7 +125,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
     except OSError as error:
         raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
+        raise DamagedCheckpoint(
             f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
         ) from None
     if written_format != FORMAT:
@@ -123,18 +134,20 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
             f"use the version that wrote it ({index.get('version', 'unknown')})"
         )
     if index.get("facts_sha256") != _facts_hash(facts):
-        raise UserError(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
+        raise DamagedCheckpoint(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
     arrays = {}
     for name, expected in hashes.items():
         path = place / name
         if not path.is_file():
-            raise UserError(f"damaged checkpoint: {path} is missing; use an older checkpoint")
+            raise DamagedCheckpoint(f"damaged checkpoint: {path} is missing; use an older checkpoint")
         if sha256(path) != expected:
-            raise UserError(f"damaged checkpoint: {path} was cut short or changed; use an older checkpoint")
+            raise DamagedCheckpoint(
+                f"damaged checkpoint: {path} was cut short or changed; use an older checkpoint"
+            )
         try:
             arrays[path.stem] = load_file(path)
         except SafetensorError as error:
-            raise UserError(
+            raise DamagedCheckpoint(
                 f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint"
             ) from None
     return arrays, facts

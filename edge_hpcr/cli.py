@@ -18,6 +18,7 @@ MODULES = {
     "bench": "edge_hpcr.bench_command",
     "report": "edge_hpcr.report_command",
     "speed": "edge_hpcr.speed",
+    "endure": "edge_hpcr.endurance.command",
     "data": "edge_hpcr.data.cli",
 }
 

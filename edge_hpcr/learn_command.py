@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -79,22 +81,46 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None and not arguments.seconds > 0:
         raise UserError(f"--seconds {arguments.seconds:g}: give a positive number")
     changes = _changes(arguments)
-    with Workspace.open(arguments.workspace) as workspace:
-        if changes:
-            workspace.change_settings(**changes)
+    bad_files = _BadFiles()
+    with (
+        # The source first: a wrong one must not leave a new workspace behind.
+        open_stream(arguments.source, arguments.labels, bad_files, arguments.fps) as stream,
+        Workspace.open(arguments.workspace) as workspace,
+    ):
+        bad_files.belong_to(workspace)
         for sentence in workspace.report:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
-        stream = open_stream(arguments.source, arguments.labels, workspace.quarantine, arguments.fps)
-        with stream:
-            live = LiveLearner(workspace)
-            live.start()
-            try:
-                session = Session(workspace, live, stream, arguments.seconds)
-                session.run(rehearse=not arguments.no_rehearsal)
-            finally:
-                live.stop()
+        # Kept once the learner has accepted them: a refused one would stand in the way of every later start.
+        workspace.settings = workspace.settings.replace(**changes)
+        live = LiveLearner(workspace)
+        workspace.change_settings(**changes)
+        live.start()
+        session = Session(workspace, live, stream, arguments.seconds)
+        try:
+            session.run(rehearse=not arguments.no_rehearsal)
+        finally:
+            live.stop()
         session.say_end()
         return 1 if live.failed else 0
+
+
+class _BadFiles:
+    """Told of bad files by a stream that may have begun before its workspace was opened."""
+
+    def __init__(self) -> None:
+        self._workspace: Workspace | None = None
+        self._waiting: list[tuple[Path, str]] = []
+
+    def belong_to(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        for path, reason in self._waiting:
+            workspace.quarantine(path, reason)
+
+    def __call__(self, path: Path, reason: str) -> None:
+        if self._workspace is None:
+            self._waiting.append((path, reason))
+        else:
+            self._workspace.quarantine(path, reason)
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +141,8 @@ class Session:
         from edge_hpcr.live.intake import Intake
 
         self.workspace, self.live, self.stream = workspace, live, stream
-        self.intake = Intake(workspace, live)
+        self.intake = Intake(workspace, live, source_waits=not stream.live)
+        live.stream = stream
         self._deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         self._asked_to_stop = False
         self._next_line = 0.0
@@ -124,7 +151,7 @@ class Session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
         ended = self._feed()
-        self.intake.close()
+        self._keep(self.intake.close)
         while ended and not self._stops and not self.live.wait_until_caught_up(STATUS_SECONDS[True]):
             self._say("source has ended")
         self.live.hurries = True
@@ -143,9 +170,19 @@ class Session:
                 frame = self.stream.read(timeout=STATUS_SECONDS[True])
             except EndOfStream:
                 return True
-            if frame is not None:
-                self.intake.take(frame)
+            if frame is not None and not self._keep(partial(self.intake.take, frame)):
+                time.sleep(STATUS_SECONDS[True])
+            self.intake.count_dropped(self.stream.state().dropped)
         return False
+
+    def _keep(self, work: Callable[[], object]) -> bool:
+        """A disk that is full for an hour must not end a run of months."""
+        try:
+            work()
+        except UserError as error:
+            self.live.report(str(error))
+            return False
+        return True
 
     @property
     def _stops(self) -> bool:
@@ -161,7 +198,9 @@ class Session:
         if now < self._next_line:
             return
         self._next_line = now + STATUS_SECONDS[on_terminal]
-        line = one_line(self.live.status(), self.workspace.journal.counts(), f"{self.stream.name}: {source}")
+        dropped = self.stream.state().dropped
+        source = f"{self.stream.name}: {source}{f', {dropped:,} dropped' if dropped else ''}"
+        line = one_line(self.live.status(), self.workspace.journal.counts(), source)
         if on_terminal:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)

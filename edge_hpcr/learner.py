@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +373,14 @@ class Learner:
         for buffer, good in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(good)
         self.network.zero_grad(set_to_none=True)
+
+    def average_weights(self, decay: float | None) -> None:
+        """Keep an average of the weights from now on, or none."""
+        if decay is None:
+            self.average = None
+        elif self.average is None:
+            self.average = WeightAverage(self.network, decay)
+        self.config = replace(self.config, ema_decay=decay)
 
     # Predicting ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from edge_hpcr.errors import UserError
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
+_WORDS = {"true": True, "false": False, "none": None}
+
+
 def parse_bytes(text: str) -> int:
     """`2MB` is 2,000,000 and `2MiB` 2,097,152.
 
@@ -43,6 +46,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise UserError(f"--set {text}: write it as KEY=VALUE")
+    if value.casefold() in _WORDS:
+        return key, _WORDS[value.casefold()]
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):

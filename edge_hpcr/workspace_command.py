@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.errors import UserError
+from edge_hpcr.label_queue import rank
 from edge_hpcr.live.status_report import FIELDS, describe, gather
 from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.folder import Workspace
@@ -145,6 +146,9 @@ def _add_samples(commands: Any) -> None:
     listing = actions.add_parser("list", help="samples that are labelled, queued or dismissed")
     which = listing.add_mutually_exclusive_group()
     which.add_argument("--queue", action="store_true", help="those that wait, the most informative first")
+    which.add_argument(
+        "--suspicious", action="store_true", help="labels that their neighbours contradict, strongest first"
+    )
     which.add_argument("--class", dest="class_name", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")
     listing.add_argument(
         "--limit", type=_positive, metavar="N", help=f"at most so many (default: {SHOWN}; all with --json)"
@@ -387,7 +391,16 @@ def _list_samples(arguments: argparse.Namespace) -> int:
 def _chosen_samples(workspace: Workspace, arguments: argparse.Namespace) -> Iterator[SampleRow]:
     journal = workspace.journal
     if arguments.queue:
-        yield from journal.queued(limit=journal.counts().queued)
+        waiting = {row.id: row for row in journal.queued(limit=journal.counts().queued)}
+        rows = list(waiting.values())
+        ranked = rank([row.id for row in rows], [row.priority for row in rows], [row.hash64 for row in rows])
+        yield from (waiting[sample_id] for sample_id in ranked)
+        return
+    if arguments.suspicious:
+        for suspicion in gather(arguments.workspace)["suspicious"]:
+            row = journal.sample(suspicion["sample_id"])
+            if row.class_id == suspicion["class_id"]:  # nobody has corrected it since
+                yield row
         return
     class_id = _pick(workspace, arguments.class_name).id if arguments.class_name is not None else None
     after = 0

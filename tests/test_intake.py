@@ -102,3 +102,53 @@ def test_a_file_that_waits_in_the_queue_gets_the_label_that_its_source_brings_la
     assert intake.take(_frame(image, "nought", _digest(image))).sample_id == queued
     assert intake.workspace.journal.sample(queued).state == "labelled"
     assert intake.take(_frame(image, "nought", _digest(image))).verdict == "known"
+
+
+def test_files_are_not_skipped_for_coming_fast_but_a_camera_s_frames_are(intake, digits):
+    intake.workspace.change_settings(gate_per_second=1.0)
+    for waits, expected in ((True, 20), (False, 2)):
+        one = Intake(intake.workspace, intake.live, source_waits=waits)
+        start = 100 if waits else 500
+        verdicts = [
+            one.take(_frame(image, at=1000.0)).verdict for image in digits.train_images[start : start + 20]
+        ]
+        assert verdicts.count("rate") == (0 if waits else 20 - verdicts.count("duplicate") - expected)
+
+
+def test_a_frame_refused_for_a_full_disk_is_taken_when_there_is_room_again(intake, digits):
+    intake.take(_frame(digits.train_images[1]))
+    intake.workspace.change_settings(disk_bytes=1)
+    assert intake.take(_frame(digits.train_images[0])).verdict == "disk"
+    intake.workspace.change_settings(disk_bytes=1_000_000)
+    assert intake.take(_frame(digits.train_images[0])).verdict == "queue"
+    intake.keep_counts()
+    assert intake.workspace.journal.counters() == {"queued": 2, "skipped_disk": 1}
+
+
+def test_the_same_file_in_two_folders_is_one_sample(intake, digits):
+    image = digits.train_images[0]
+    assert intake.take(_frame(image, "a", _digest(image))).verdict == "label"
+    assert intake.take(_frame(image, "b", _digest(image))).verdict == "known"
+    intake.close()
+    assert intake.workspace.journal.counts().labels == 1
+
+
+def test_ordinary_photos_of_a_source_are_held_out_one_by_one(intake, digits):
+    for image in digits.train_images[digits.train_labels == 3][:20]:
+        intake.take(_frame(image, "three", _digest(image)))
+    intake.close()
+    assert intake.workspace.journal.counts().held_out == 2
+
+
+def test_with_a_single_class_nothing_is_skipped_as_sure(intake, digits):
+    intake.take(_frame(digits.train_images[0], "only", _digest(digits.train_images[0])))
+    intake.flush()
+    assert intake.live.wait_until_caught_up(60)
+    assert "sure" not in {intake.take(_frame(image)).verdict for image in digits.train_images[1:30]}
+
+
+def test_frames_that_a_camera_dropped_are_counted(intake):
+    for dropped in (3, 3, 10):
+        intake.count_dropped(dropped)
+    intake.keep_counts()
+    assert intake.workspace.journal.counters() == {"dropped": 10}

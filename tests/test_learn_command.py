@@ -136,3 +136,17 @@ def test_a_folder_that_holds_something_else_is_not_littered(tmp_path, photos, ca
     assert cli.main(["learn", "--workspace", str(photos), "--source", "digits"]) == 2
     assert "holds something else" in capsys.readouterr().err
     assert not (photos / "journal.sqlite").exists()
+
+
+def test_a_refused_setting_is_not_kept_and_a_wrong_source_leaves_no_workspace(
+    tmp_path, photos, own_signals, capsys
+):
+    workspace = tmp_path / "w"
+    assert cli.main(["learn", "--workspace", str(workspace), "--source", "nowhere"]) == 2
+    assert not workspace.exists()
+    assert cli.main(_learn(workspace, photos, "--labels", "folders", "--no-rehearsal")) == 0
+    assert cli.main(["learn", "--workspace", str(workspace), "--source", str(photos), "--size", "16"]) == 2
+    assert cli.main(_learn(workspace, photos, "--no-rehearsal", "--set", "archive=true")) == 0
+    with Workspace.open(workspace) as opened:
+        assert opened.settings.image_size == 8 and opened.settings.archive is True
+    assert "ended" in capsys.readouterr().out

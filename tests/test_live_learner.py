@@ -1,5 +1,6 @@
 """A workspace that learns: labels from the journal, answers meanwhile, restarts, undo, merges, bad luck."""
 
+import json
 import shutil
 import threading
 import time
@@ -145,7 +146,7 @@ def test_a_restart_continues_from_the_checkpoint_and_learns_only_what_came_after
     assert learner.memory.seen == 9 + 3, (
         "nine of ten, one being held out, then three; the corrected one not again"
     )
-    assert one.live.test_then_train.summary()["labels"] == 14
+    assert one.live.test_then_train.summary()["labels"] == 13, "a correction is no test"
 
 
 def test_what_was_learned_before_a_crash_but_not_saved_is_learned_again(bench):
@@ -393,3 +394,103 @@ def test_a_queue_that_is_full_lets_the_least_informative_leave(bench):
     assert trim_queue(one.workspace) == 4
     assert sorted(row.id for row in one.journal.queued()) == ids[4:]
     assert one.workspace.files.total_bytes() == one.journal.counts().queued_bytes
+
+
+def test_undo_and_redo_are_no_tests_of_what_it_knows(bench):
+    one = bench()
+    one.label(0, 2)
+    for _ in range(3):
+        one.journal.undo()
+        one.journal.redo()
+    one.learned()
+    assert one.live.test_then_train.summary()["labels"] == 2
+
+
+def test_labels_that_fit_are_learned_although_others_of_their_batch_do_not(bench):
+    one = bench(memory_bytes=3000)
+    one.live.stop()
+    one.workspace.close()
+    with Workspace.open(
+        one.path
+    ) as workspace:  # many labels wait before it starts, so that they share a batch
+        ids = [workspace.take(image, "test") for image in one.digits.train_images[:10]]
+        workspace.journal.label_each([(i, workspace.journal.create_class(f"class {i}")) for i in ids])
+    one.open()
+    learner = one.learned()
+    assert 2 <= len(learner.class_ids) < 10
+    assert learner.step >= len(learner.class_ids), "each class that fits has been trained"
+    assert any("raise the budget" in problem for problem in one.live.problems)
+
+
+def test_what_a_killed_process_left_of_its_checkpoints_is_cleared(bench):
+    one = bench(checkpoint_steps=1)
+    for _ in range(3):
+        one.label(0)
+        one.learned()
+    one.close()
+    newest = one.workspace.layout.checkpoint_folders()[-1]
+    shutil.copytree(newest, newest.with_name("step-000000099-event-000000099.writing"))
+    newest.rename(newest.with_name(newest.name + ".previous"))
+    one.open()
+    assert one.live.follower.applied == one.journal.last_seq, (
+        "the older name held the newest whole checkpoint"
+    )
+    assert not list(one.workspace.layout.checkpoints.glob("*.*"))
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_not_set_aside(bench):
+    one = bench()
+    one.label(0)
+    one.learned()
+    one.close()
+    (folder,) = one.workspace.layout.checkpoint_folders()
+    index = json.loads((folder / "checkpoint.json").read_text())
+    (folder / "checkpoint.json").write_text(json.dumps(index | {"format": 99}))
+    with Workspace.open(one.path) as workspace, pytest.raises(UserError, match="format 99"):
+        LiveLearner(workspace)
+    assert folder.exists()
+    (folder / "checkpoint.json").write_text(json.dumps(index))
+    one.open()
+
+
+def test_an_average_that_is_wanted_later_is_kept_from_then_on(bench):
+    one = bench(averaged=False)
+    one.label(0, 2)
+    assert one.learned().average is None
+    one.close()
+    one.settings["averaged"] = True
+    one.open()
+    assert one.live.learner.average is not None
+    one.label(1, 2)
+    one.learned()
+
+
+def test_labels_that_their_neighbours_contradict_are_pointed_out(bench):
+    one = bench(idle_steps=60, idle_share=1.0, held_out_share=0.0)
+    for digit in (0, 1):
+        one.label(digit, 12)
+    wrong = one.show(0)
+    one.journal.label([wrong], one.class_of(1))
+    one.learned()
+    one.until(lambda: one.live.phase == "idle" and one.live.suspicions)
+    assert wrong in [suspicion.sample_id for suspicion in one.live.suspicions[:3]]
+    one.until(lambda: one.live.status()["suspicious"])
+
+
+def test_samples_that_wait_are_asked_about_again_once_something_was_learned(bench):
+    one = bench(idle_steps=20, idle_share=1.0)
+    sample = one.workspace.take(one.digits.train_images[0], "test", priority=2.0)
+    one.label(0, 3), one.label(1, 3)
+    one.learned()
+    one.until(lambda: one.journal.sample(sample).priority < 2.0)
+
+
+def test_an_image_is_not_dropped_when_its_sample_was_labelled_after_somebody_looked(bench):
+    one = bench()
+    one.label(0)
+    sample = one.show(1)
+    one.journal.dismiss([sample])
+    looked_at = one.journal.last_seq
+    one.journal.label([sample], one.class_of(1))
+    assert one.workspace.forget_images([sample], covered=looked_at) == []
+    assert sample in one.learned().memory.ids()

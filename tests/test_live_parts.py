@@ -114,9 +114,9 @@ def test_the_held_out_share_is_even_over_classes_and_takes_the_newest():
 
 def test_a_label_teaches_a_correction_also_mends_the_memory_an_undone_one_is_forgotten():
     first, *_ = operations(_label(1, (7, None, 2, False)))
-    assert first == Teach(7, 2, False, False, 1, 101.0)
+    assert first == Teach(7, 2, False, fresh=True, corrected=False, seq=1, at=101.0)
     correction = list(operations(_label(2, (7, 2, 3, False), kind="correct")))
-    assert correction[:2] == [Relabel(7, 3), Teach(7, 3, False, True, 2, 102.0)]
+    assert correction[:2] == [Relabel(7, 3), Teach(7, 3, False, fresh=False, corrected=True, seq=2, at=102.0)]
     undone, *_ = operations(_label(3, (7, 3, None, False), kind="undo"))
     assert undone == Forget(7)
 

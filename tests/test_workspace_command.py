@@ -268,7 +268,7 @@ def test_everything_but_an_import_works_beside_a_process_that_learns(run, path, 
 FIELDS = {
     *("workspace", "doing", "running", "pid", "device", "seconds_since_report", "step", "labels"),
     *("held_out_labels", "classes", "events", "events_waiting", "memory", "held_out", "test_then_train"),
-    *("queue", "checkpoint", "disk", "counters", "problems"),
+    *("queue", "checkpoint", "disk", "counters", "problems", "suspicious", "stream"),
 }
 
 
@@ -293,6 +293,8 @@ def report(phase: str, pid: int, held_out: HeldOut, **changes: object) -> dict:
         "memory": {"samples": 570, "bytes": {"image": 1, "total": 1_000_000}, "budget": 2_000_000},
         "test_then_train": measured()[0].summary(),
         "held_out": held_out.summary(),
+        "suspicious": [],
+        "stream": None,
         "problems": [],
     } | changes
 
@@ -314,7 +316,14 @@ def test_the_status_of_a_workspace_in_which_nothing_was_learned(run):
     )
     assert (status["labels"], status["classes"], status["events"], status["events_waiting"]) == (4, 2, 4, 4)
     assert status["memory"] == {"samples": None, "bytes": None, "budget": 2_000_000}
-    assert status["held_out"] == {"accuracy": None, "samples": 0, "few": True, "step": None}
+    assert status["held_out"] == {
+        "accuracy": None,
+        "samples": 0,
+        "few": True,
+        "step": None,
+        "classes": {},
+        "confusion": [],
+    }
     assert status["queue"]["samples"] == 4 and status["disk"]["images"] == 8
     assert status["counters"] == {"queued": 8, "skipped_duplicate": 1234}
     text = run("status")[1]
@@ -330,13 +339,21 @@ def test_the_status_of_a_learner_that_runs(run, path):
     assert set(status) == FIELDS
     assert (status["doing"], status["running"], status["pid"]) == ("learning", True, os.getpid())
     assert status["memory"] == {"samples": 570, "bytes": 1_000_000, "budget": 2_000_000}
-    assert status["held_out"] == {"accuracy": 0.75, "samples": 40, "few": False, "step": 12}
+    assert {k: status["held_out"][k] for k in ("accuracy", "samples", "few", "step")} == {
+        "accuracy": 0.75,
+        "samples": 40,
+        "few": False,
+        "step": 12,
+    }
+    assert sum(count for _, _, count in status["held_out"]["confusion"]) == 40
     assert status["test_then_train"] == {
         "accuracy": 0.75,
         "labels": 4,
         "recent_accuracy": 0.75,
         "recent_labels": 4,
+        "classes": status["test_then_train"]["classes"],
     }
+    assert sum(part["labels"] for part in status["test_then_train"]["classes"].values()) == 4
     lines = {line[:17].strip(): line[17:] for line in run("status")[1].splitlines()}
     assert lines["doing"] == f"learning (process {os.getpid()}, on cpu, step 12, 1 events to learn)"
     assert lines["memory"] == "▓▓▓▓░░░░ 1.00 MB of 2.00 MB, 570 samples"
@@ -360,13 +377,24 @@ def test_a_learner_that_says_nothing_any_more_is_not_believed(run, path):
 def test_without_a_learner_the_newest_checkpoint_speaks(run, path):
     arrivals, held_out = measured()
     memory = {"samples": 570, "bytes": {"total": 1_000_000}, "budget": 2_000_000}
-    notes = {"test_then_train": arrivals.state(), "held_out": held_out.state(), "memory": memory}
+    notes = {
+        "test_then_train": arrivals.state(),
+        "held_out": held_out.state(),
+        "memory": memory,
+        "suspicious": [],
+    }
     for step, applied in ((5, 1), (12, 3)):
         folder = path / "checkpoints" / f"step-{step:09d}-event-{applied:09d}"
         checkpoint.write(folder, {}, {"step": step, "notes": {**notes, "applied": applied}})
     status = json.loads(run("status", "--json")[1])
     assert (status["doing"], status["step"], status["events_waiting"]) == ("not running", 12, 1)
-    assert status["held_out"] == {"accuracy": 0.75, "samples": 40, "few": False, "step": 12}
+    assert {k: status["held_out"][k] for k in ("accuracy", "samples", "few", "step")} == {
+        "accuracy": 0.75,
+        "samples": 40,
+        "few": False,
+        "step": 12,
+    }
+    assert sum(count for _, _, count in status["held_out"]["confusion"]) == 40
     assert status["checkpoint"]["name"] == "step-000000012-event-000000003"
     assert 0 <= status["checkpoint"]["seconds_ago"] < 60
     assert status["memory"] == {"samples": 570, "bytes": 1_000_000, "budget": 2_000_000}

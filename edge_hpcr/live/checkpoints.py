@@ -1,5 +1,6 @@
 """The checkpoints of a workspace: the newest whole one is loaded, the last few are kept."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import torch
 
 from edge_hpcr import checkpoint
-from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner
 from edge_hpcr.workspace.layout import Layout
 
@@ -20,17 +20,33 @@ class Restored:
 
 
 def load_newest(layout: Layout, device: str | torch.device) -> Restored:
-    """The newest whole checkpoint; a damaged one is set aside with a sentence, and the one before it is tried."""
+    """The newest whole checkpoint; a damaged one is set aside with a sentence, and the one before it is tried.
+
+    Only for the process that holds the workspace's lock. A checkpoint of another version is refused and stays.
+    """
+    _clear_leftovers(layout)
     losses = []
     for folder in reversed(layout.checkpoint_folders()):
         try:
             learner, notes = Learner.load(folder, device)
-        except UserError as error:
-            losses.append(f"{error}; the one before it was used, and the labels behind it are learned again")
+        except checkpoint.DamagedCheckpoint as error:
+            losses.append(
+                f"{error}; what it had learned is learned again from the labels, as far as images are left"
+            )
             folder.rename(_free_name(folder))
             continue
         return Restored(learner, notes, losses)
     return Restored(None, {}, losses)
+
+
+def _clear_leftovers(layout: Layout) -> None:
+    """What a process that was killed while it saved has left: a whole older one is kept, half a newer one goes."""
+    for leftover in layout.checkpoints.glob("step-*.*"):
+        whole = leftover.with_suffix("")
+        if leftover.suffix == ".previous" and not whole.exists():
+            leftover.rename(whole)
+        else:
+            shutil.rmtree(leftover)
 
 
 def _free_name(folder: Path) -> Path:

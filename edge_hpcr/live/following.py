@@ -16,6 +16,7 @@ class Teach:
     sample_id: int
     class_id: int
     held_out: bool
+    fresh: bool  # nobody has said anything of it before; otherwise the learner may know it, and it is no test
     corrected: bool  # it had another class before: the memory has been offered it already
     seq: int
     at: float
@@ -60,7 +61,15 @@ def operations(event: Event) -> Iterable[Operation]:
             yield Relabel(move.sample_id, move.now)
         # A label says something about an image; a merge, or undoing one, only about names.
         if move.was is None or event.kind in ("label", "correct"):
-            yield Teach(move.sample_id, move.now, move.held_out, move.was is not None, event.seq, event.at)
+            yield Teach(
+                move.sample_id,
+                move.now,
+                move.held_out,
+                fresh=event.kind == "label" and move.was is None,
+                corrected=move.was is not None,
+                seq=event.seq,
+                at=event.at,
+            )
     for class_id in event.closed:
         yield Close(class_id)
     yield Done(event.seq)

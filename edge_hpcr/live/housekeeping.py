@@ -6,17 +6,16 @@ from edge_hpcr import label_queue
 from edge_hpcr.live import checkpoints
 from edge_hpcr.workspace.folder import Workspace
 
-FILLED_AGAIN_TO = 0.9  # of the disk budget, so that not every checkpoint has to look for room
+FILLED_AGAIN_TO = 0.9  # of the disk budget, so that the frames until the next checkpoint find room
 
 
 def tidy(workspace: Workspace, in_memory: Collection[int], held_out: Collection[int]) -> int:
-    """Drop images that nobody needs, oldest first, when the disk budget is exceeded; returns how many."""
+    """Drop images that nobody needs, oldest first, when the disk budget is nearly used up; returns how many."""
     trim_queue(workspace)
     settings = workspace.settings
-    excess = workspace.journal.counts().image_bytes - settings.disk_bytes
+    excess = workspace.journal.counts().image_bytes - int(FILLED_AGAIN_TO * settings.disk_bytes)
     if excess <= 0 or settings.archive:
         return 0
-    excess += int((1 - FILLED_AGAIN_TO) * settings.disk_bytes)
     needed = {int(i) for i in in_memory} | set(held_out)
     # If the newest checkpoint turns out damaged, an older one is loaded, and everything behind it is learned again.
     covered = checkpoints.oldest_applied(workspace.layout)
@@ -33,7 +32,7 @@ def tidy(workspace: Workspace, in_memory: Collection[int], held_out: Collection[
             continue
         dropped.append(row.id)
         excess -= row.bytes
-    return len(workspace.forget_images(dropped))
+    return len(workspace.forget_images(dropped, covered))
 
 
 def trim_queue(workspace: Workspace, room: int = 0, room_bytes: int = 0) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from edge_hpcr import label_queue
 from edge_hpcr.errors import UserError
 from edge_hpcr.gate import Gate, perceptual_hash
 from edge_hpcr.live.housekeeping import trim_queue
@@ -20,6 +18,7 @@ from edge_hpcr.workspace.folder import Taken, Workspace
 
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
 MOST_WAITING = 200  # labels; beyond it a labelled source waits for the learner
+LARGEST_IMAGE = 1_000_000  # bytes; a stored image has 512 pixels a side at most
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
 ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
 REMEMBERED = 512  # hashes of what was queued or labelled before a restart
@@ -37,21 +36,24 @@ class Seen:
 
 
 class Intake:
-    """Takes in the frames of one source. One thread feeds it."""
+    """Takes in the frames of one source. One thread feeds it.
 
-    def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
+    Frames of a source that waits (a folder, a video) are not skipped for coming too fast: they come once.
+    """
+
+    def __init__(self, workspace: Workspace, live: LiveLearner, source_waits: bool = False) -> None:
         settings = workspace.settings
         self.workspace = workspace
         self.live = live
-        self.gate = Gate(
-            settings.gate_distance, settings.gate_sure, settings.gate_stable, settings.gate_per_second
-        )
+        per_second = math.inf if source_waits else settings.gate_per_second
+        self.gate = Gate(settings.gate_distance, settings.gate_sure, settings.gate_stable, per_second)
         shown = (row.hash64 for row in workspace.journal.all_samples() if row.state in ("queued", "labelled"))
         for hash64 in deque(shown, maxlen=REMEMBERED):
             self.gate.admit(hash64)
         self._labelled: list[tuple[Frame, int]] = []
         self._counts_kept = time.monotonic()
         self._extra_counts: dict[str, int] = {}
+        self._dropped = 0
 
     def take(self, frame: Frame) -> Seen:
         """Predict; then queue the frame, or not; or label it, if it brings a label."""
@@ -64,16 +66,16 @@ class Intake:
     def _judged(self, frame: Frame, answer: Answer) -> Seen:
         if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
             return self._skipped(answer, "known")
-        hash64 = perceptual_hash(frame.image)
-        verdict = self.gate.judge(hash64, None if answer.unknown else answer.best, frame.at)
-        if verdict != "queue":
-            return Seen(answer, verdict)
         if self._disk_is_full():
             return self._skipped(answer, "disk")
-        scores = np.array([[confidence for _, confidence in answer.top]])
-        priority = float(label_queue.uncertainty(scores, np.array([answer.unknown]))[0])
+        hash64 = perceptual_hash(frame.image)
+        # With a single class it is sure of everything, which means nothing.
+        sure = answer.best if len(answer.top) > 1 and not answer.unknown else None
+        verdict = self.gate.judge(hash64, sure, frame.at)
+        if verdict != "queue":
+            return Seen(answer, verdict)
         self._make_room()
-        sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, priority)
+        sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, answer.priority)
         return Seen(answer, verdict, sample_id)
 
     def _make_room(self) -> None:
@@ -90,9 +92,13 @@ class Intake:
 
     def _disk_is_full(self) -> bool:
         """Unlabelled frames are not worth dropping anything else for."""
-        return self.workspace.journal.counts().image_bytes >= self.workspace.settings.disk_bytes
+        settings = self.workspace.settings
+        room = min(LARGEST_IMAGE, settings.disk_bytes // 10)
+        return self.workspace.journal.counts().image_bytes + room > settings.disk_bytes
 
     def _labelled_frame(self, frame: Frame, answer: Answer) -> Seen:
+        if frame.digest in {waiting.digest for waiting, _ in self._labelled if waiting.digest is not None}:
+            self.flush()  # the same file twice: only what is written is recognised
         known = None if frame.digest is None else self.workspace.journal.known_source(frame.digest)
         # A queued one was cut off from its label by a power cut, or came earlier from a source without labels.
         if known is not None and self.workspace.journal.sample(known).state != "queued":
@@ -119,11 +125,9 @@ class Intake:
         ids = self.workspace.take_many(
             [Taken(f.image, f.origin, f.digest, perceptual_hash(f.image)) for f, _ in labelled]
         )
-        by_class: dict[int, list[int]] = {}
-        for (_, class_id), sample_id in zip(labelled, ids, strict=True):
-            by_class.setdefault(class_id, []).append(sample_id)
-        for class_id, members in by_class.items():
-            self.workspace.journal.label(members, class_id)
+        self.workspace.journal.label_each(
+            (sample_id, class_id) for (_, class_id), sample_id in zip(labelled, ids, strict=True)
+        )
         self.live.notify()
 
     def _class_of(self, name: str) -> int:
@@ -133,7 +137,13 @@ class Intake:
     @property
     def must_wait(self) -> bool:
         """The learner is far behind with labels."""
-        return self.workspace.journal.last_seq - self.live.follower.applied > MOST_WAITING // LABELS_AT_ONCE
+        return self.workspace.journal.last_seq - self.live.follower.applied > MOST_WAITING
+
+    def count_dropped(self, dropped: int) -> None:
+        """So many frames of a camera were overwritten by newer ones, since it was opened."""
+        if dropped > self._dropped:
+            self._extra_counts["dropped"] = self._extra_counts.get("dropped", 0) + dropped - self._dropped
+        self._dropped = dropped
 
     def keep_counts(self) -> None:
         """What was skipped and why, for ever."""

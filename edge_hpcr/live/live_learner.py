@@ -29,7 +29,9 @@ from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach
 from edge_hpcr.live.housekeeping import tidy
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.status import write_status
+from edge_hpcr.live.suspicious import Suspicion, suspicious
 from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.streams import Stream
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.recover import backup_journal
 from edge_hpcr.workspace.settings import Settings
@@ -44,6 +46,7 @@ TEST_EVERY_STEPS = 50  # on held-out samples, when nothing waits
 TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
 TEST_SHARE = 0.1  # of the time, at most
 TEST_BATCH = 64
+MOST_SUSPECTS, SUSPICIONS_KEPT = 1000, 50
 PROBLEMS_KEPT = 20
 
 
@@ -93,11 +96,14 @@ class LiveLearner:
         if notes:
             self.predictor.calibration = Calibration(**notes["calibration"])
         self.recent: deque[Learned] = deque(maxlen=100)
+        self.suspicions: list[Suspicion] = []
+        self.stream: Stream | None = None  # whatever feeds it now, for the status
         self.phase = "starting"
         self.idle_steps_left = 0
         self.hurries = False  # rehearse without pauses: nobody else needs the machine
         self._held_out_images: dict[int, np.ndarray] = {}
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
+        self._asked_again = 0  # the last queued sample whose priority was refreshed
         self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
         self._status_made = self._status_written = 0.0
         self._wake = threading.Condition()
@@ -118,6 +124,7 @@ class LiveLearner:
         wanted = MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec)
         if self.learner.memory.config != wanted:
             self.learner.memory.resize(wanted)
+        self.learner.average_weights(learner_config(settings).ema_decay)
 
     # For other threads ------------------------------------------------------------------------------------------------
 
@@ -131,6 +138,12 @@ class LiveLearner:
             self._wake.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+
+    def report(self, problem: str) -> None:
+        """Something that a person should know; the last few are in the status."""
+        LOG.warning("%s", problem)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def notify(self) -> None:
         """The journal has something new; without this it is noticed within half a second."""
@@ -190,6 +203,10 @@ class LiveLearner:
             "test_then_train": self.test_then_train.summary(),
             "held_out": self.held_out.summary(),
             "calibration": asdict(self.predictor.calibration),
+            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
+            "stream": None
+            if self.stream is None
+            else {"name": self.stream.name} | asdict(self.stream.state()),
             "problems": list(self.problems),
         }
 
@@ -217,7 +234,6 @@ class LiveLearner:
             self._finish("stopped")
         except Exception as error:
             # The thread's end must be seen: labels still go to the journal, and nothing of them is lost.
-            LOG.exception("the learner stopped")
             self.problems.append(f"learning stopped: {error}; labels are kept, restart to learn them")
             self._finish("failed")
             if not isinstance(error, UserError):
@@ -288,12 +304,7 @@ class LiveLearner:
         except UserError as error:
             # One label that cannot be learned (an image that is gone, a class too many for the budget) must not
             # stop all others. It stays in the journal.
-            self._report(str(error))
-
-    def _report(self, problem: str) -> None:
-        LOG.warning("%s", problem)
-        if problem not in self.problems:
-            self.problems.append(problem)
+            self.report(str(error))
 
     def _teach(self, batch: list[Teach]) -> None:
         """Test on the labels, then train on those that are not held out."""
@@ -302,22 +313,18 @@ class LiveLearner:
             try:
                 images[teach.sample_id] = self.prepare(self.workspace.image(teach.sample_id))
             except UserError as error:
-                self._report(f"a label could not be learned: {error}")
+                self.report(f"a label could not be learned: {error}")
         batch = [teach for teach in batch if teach.sample_id in images]
         if not batch:
             return
         before = self._answers([images[teach.sample_id] for teach in batch])
         for teach, answer in zip(batch, before, strict=True):
-            self.test_then_train.record(teach.class_id, answer.best[0] if answer.best else None)
+            if teach.fresh:
+                self.test_then_train.record(teach.class_id, answer.best[0] if answer.best else None)
         for corrected in (False, True):
             chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
             if chosen:
-                self.learner.observe(
-                    np.stack([images[teach.sample_id] for teach in chosen]),
-                    [teach.class_id for teach in chosen],
-                    np.array([teach.sample_id for teach in chosen]),
-                    remember=not corrected,
-                )
+                self._observe(chosen, images)
                 self.predictor.refresh()
         self.idle_steps_left = self.workspace.settings.idle_steps
         now = time.time()
@@ -326,6 +333,22 @@ class LiveLearner:
             Learned(t.seq, t.sample_id, t.class_id, said, says, t.held_out, now - t.at)
             for t, said, says in zip(batch, before, after, strict=True)
         ]
+
+    def _observe(self, chosen: list[Teach], images: dict[int, np.ndarray]) -> None:
+        """One step on all of them; if that cannot be done, one at a time, so that only those are left out that fail."""
+        try:
+            self.learner.observe(
+                np.stack([images[teach.sample_id] for teach in chosen]),
+                [teach.class_id for teach in chosen],
+                np.array([teach.sample_id for teach in chosen]),
+                remember=not chosen[0].corrected,
+            )
+        except UserError as error:
+            if len(chosen) == 1:
+                self.report(f"the label of sample {chosen[0].sample_id} could not be learned: {error}")
+            else:
+                for teach in chosen:
+                    self._observe([teach], images)
 
     def _answers(self, images: list[np.ndarray]) -> list[Answer]:
         return self.predictor.answer(np.stack(images))
@@ -336,7 +359,7 @@ class LiveLearner:
         try:
             self.learner.rehearse()
         except LossNotFinite as error:
-            self._report(str(error))
+            self.report(str(error))
             self.idle_steps_left = 0
         self.predictor.refresh()
         share = 1.0 if self.hurries else self.workspace.settings.idle_share
@@ -354,6 +377,9 @@ class LiveLearner:
         if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
             begun = time.monotonic()
             self.test()
+            if idle:
+                self._look_for_wrong_labels()
+                self._refresh_queue()
             self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
 
     def test(self) -> None:
@@ -380,6 +406,37 @@ class LiveLearner:
         self.predictor.calibration = calibrate(
             scores[known], similarity[known], columns, self.workspace.settings.unknown_share
         )
+
+    def _look_for_wrong_labels(self) -> None:
+        """Among what the memory holds; of a large memory, the same part each time is enough to point at some."""
+        memory = self.learner.memory
+        if not len(memory):
+            return
+        replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
+        features = np.concatenate(
+            [
+                self.predictor.features(replay.images[start : start + TEST_BATCH])
+                for start in range(0, len(replay.ids), TEST_BATCH)
+            ]
+        )
+        classes = np.array(self.learner.class_ids)[replay.labels]
+        self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
+
+    def _refresh_queue(self) -> None:
+        """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
+        rows = self.workspace.journal.samples(state="queued", after_id=self._asked_again, limit=TEST_BATCH)
+        self._asked_again = rows[-1].id if len(rows) == TEST_BATCH else 0
+        found = {}
+        for row in rows:
+            try:
+                found[row.id] = self.prepare(self.workspace.image(row.id))
+            except UserError:
+                continue  # somebody has just labelled or dismissed it, or its image is damaged: `verify` says which
+        if found:
+            answers = self._answers(list(found.values()))
+            self.workspace.journal.set_priorities(
+                {i: answer.priority for i, answer in zip(found, answers, strict=True)}
+            )
 
     def held_out_ids(self) -> dict[int, int]:
         """The held-out samples in use, with their classes: balanced over classes, within the budget."""
@@ -408,7 +465,7 @@ class LiveLearner:
             try:
                 kept[sample_id] = self.prepare(self.workspace.image(sample_id))
             except UserError as error:
-                self._report(f"a held-out sample is missing: {error}")
+                self.report(f"a held-out sample is missing: {error}")
         self._held_out_images = kept
         return {i: class_id for i, class_id in wanted.items() if i in kept}
 
@@ -429,6 +486,7 @@ class LiveLearner:
             "held_out": self.held_out.state(),
             "calibration": asdict(self.predictor.calibration),
             "memory": self._memory_facts(),
+            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
         }
         try:
             checkpoints.save(layout, self.learner, self.follower.applied, notes)
@@ -436,7 +494,7 @@ class LiveLearner:
             checkpoints.prune(layout, self.workspace.settings.checkpoints_kept)
             tidy(self.workspace, self.learner.memory.ids(), self.held_out_ids())
         except UserError as error:
-            self._report(str(error))  # a full disk: learning goes on, and the next time may have room
+            self.report(str(error))  # a full disk: learning goes on, and the next time may have room
         self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
 
     def _write_status(self, force: bool = False) -> None:
@@ -450,4 +508,4 @@ class LiveLearner:
             try:
                 write_status(self.workspace.layout.status, self._status)
             except OSError as error:
-                self._report(f"{self.workspace.layout.status}: {error.strerror}")
+                self.report(f"{self.workspace.layout.status}: {error.strerror}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from edge_hpcr.label_queue import uncertainty
 from edge_hpcr.learner import Learner, Prediction
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.network import Network
@@ -22,6 +23,12 @@ class Answer:
     top: tuple[tuple[int, float], ...]  # class id and calibrated confidence, the best first, three at most
     similarity: float  # cosine to the nearest proxy
     unknown: bool  # no proxy is near
+
+    @property
+    def priority(self) -> float:
+        """How much a label would tell."""
+        scores = np.array([[confidence for _, confidence in self.top]])
+        return float(uncertainty(scores, np.array([self.unknown]))[0])
 
     @property
     def best(self) -> tuple[int, float] | None:

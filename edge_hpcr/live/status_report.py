@@ -34,8 +34,11 @@ FIELDS = """\
   classes                       number of classes
   events, events_waiting        in the journal, and those of them that are not learned yet
   memory.{samples, bytes, budget}
-  held_out.{accuracy, samples, few, step}        on samples that are never trained on; few: below 30
-  test_then_train.{accuracy, labels, recent_accuracy, recent_labels}    before each label was learned
+  held_out.{accuracy, samples, few, step, classes, confusion}    on samples that are never trained on; few: below
+                                30; by class: recall, best, forgetting; true class, answer, how many
+  test_then_train.{accuracy, labels, recent_accuracy, recent_labels, classes}    before each label was learned
+  suspicious                    labels that their neighbours contradict: sample_id, class_id, suggested, strength
+  stream.{name, phase, message, frames, dropped, bad, size}      what feeds the learner that runs
   queue.{samples, bytes, most_samples, most_bytes}
   checkpoint.{name, step, applied, seconds_ago}  the newest
   disk.{images, bytes, budget, archive}          archive: the budget does not bind labelled images
@@ -69,6 +72,8 @@ def gather(path: Path) -> dict[str, Any]:
         "memory": _memory(known, settings),
         "held_out": _held_out(known),
         "test_then_train": _test_then_train(known),
+        "suspicious": known.get("suspicious", []),
+        "stream": report["stream"] if report else None,
         "checkpoint": None,
         "problems": problems,
     }
@@ -110,6 +115,7 @@ def _newest_checkpoint(layout: Layout) -> tuple[dict[str, Any] | None, list[str]
                 "test_then_train": TestThenTrain.from_state(notes["test_then_train"]).summary(),
                 "held_out": HeldOut.from_state(notes["held_out"]).summary(),
                 "memory": notes["memory"],
+                "suspicious": notes["suspicious"],
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
             if folder.exists():  # a learner that runs removes old ones
@@ -163,6 +169,8 @@ def _held_out(known: dict[str, Any]) -> dict[str, Any]:
         "samples": samples,
         "few": samples < FEW,
         "step": test.get("step") if samples else None,
+        "classes": test.get("classes", {}),
+        "confusion": test.get("confusion", []),
     }
 
 
@@ -175,6 +183,7 @@ def _test_then_train(known: dict[str, Any]) -> dict[str, Any]:
         "labels": test["labels"],
         "recent_accuracy": test["recent"]["accuracy"],
         "recent_labels": test["recent"]["labels"],
+        "classes": test.get("classes", {}),
     }
 
 
@@ -213,6 +222,12 @@ def describe(status: dict[str, Any]) -> str:
             + (", an archive beyond that" if disk["archive"] else ""),
         ),
         ("gate", _gate_text(status["counters"])),
+        *(
+            [("source", f"{status['stream']['name']}: {status['stream']['message']}")]
+            if status["stream"]
+            else []
+        ),
+        *([("suspicious", _suspicious_text(status))] if status["suspicious"] else []),
         *[("problem", problem) for problem in status["problems"]],
     ]
     return "\n".join(f"{name:<17}{text}" for name, text in lines)
@@ -252,6 +267,11 @@ def _checkpoint_text(newest: dict[str, Any] | None) -> str:
     if newest is None:
         return "none yet"
     return f"step {newest['step']:,}, {_duration(newest['seconds_ago'])} ago"
+
+
+def _suspicious_text(status: dict[str, Any]) -> str:
+    count = len(status["suspicious"])
+    return f"{count:,} labels that their neighbours contradict: `samples {status['workspace']} list --suspicious`"
 
 
 def _gate_text(counters: dict[str, int]) -> str:

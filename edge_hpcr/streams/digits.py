@@ -1,5 +1,6 @@
 """The demonstration camera: scikit-learn's handwritten digits, for ever, without a download."""
 
+import hashlib
 import threading
 import time
 
@@ -52,7 +53,10 @@ class Digits(Stream):
             )
         chosen = self._order[place]
         label = self._digits.class_names[self._digits.train_labels[chosen]] if self._labelled else None
-        return Frame(self._digits.train_images[chosen].copy(), self.name, label, None, time.time())
+        image = self._digits.train_images[chosen].copy()
+        # With a digest it is recognised in the next round: what was held out must not come back as something new.
+        digest = hashlib.sha256(image.tobytes()).hexdigest()
+        return Frame(image, self.name, label, digest, time.time())
 
     def state(self) -> StreamState:
         phase, message = "live", f"live, {self._fps:.1f} frames/s"

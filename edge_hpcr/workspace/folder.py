@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -22,6 +23,7 @@ from edge_hpcr.workspace.recover import recover
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings
 
+LOG = logging.getLogger(__name__)
 QUARANTINE_FILE_BYTES = 5_000_000
 QUARANTINE_BYTES = 50_000_000
 
@@ -141,9 +143,9 @@ class Workspace:
         """Let samples leave the queue, with their images; returns those that were still in it."""
         return self._remove_files(self.journal.drop_queued(ids))
 
-    def forget_images(self, ids: Iterable[int]) -> list[SampleRow]:
-        """Drop the images of samples that are no longer queued; returns those samples."""
-        return self._remove_files(self.journal.forget_images(ids))
+    def forget_images(self, ids: Iterable[int], covered: int | None = None) -> list[SampleRow]:
+        """Drop images, but for samples that are queued or that an event after `covered` is about; returns the dropped."""
+        return self._remove_files(self.journal.forget_images(ids, covered))
 
     def _remove_files(self, rows: list[SampleRow]) -> list[SampleRow]:
         # The row first: a crash in between leaves a file that nobody needs, and no row without its file.
@@ -160,16 +162,17 @@ class Workspace:
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Note a file that could not be used, and keep a copy of a small one; the stream goes on whatever happens."""
+        notes = self.layout.quarantine / "quarantine.jsonl"
         try:
             self.layout.quarantine.mkdir(exist_ok=True)
+            if notes.exists() and notes.stat().st_size > QUARANTINE_FILE_BYTES:
+                return  # whoever has not looked after so many bad files will not miss the next one
             line = {"path": str(path), "reason": reason, "copy": self._keep_copy(path), "at": time.time()}
-            with (self.layout.quarantine / "quarantine.jsonl").open("a", encoding="utf-8") as file:
+            with notes.open("a", encoding="utf-8") as file:
                 # Names that are no valid UTF-8 exist; JSON's escapes carry them.
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise UserError(
-                f"{self.layout.quarantine}: cannot note the bad file {path}: {error.strerror}"
-            ) from error
+            LOG.warning("%s: cannot note the bad file %s: %s", notes, path, error.strerror)
 
     def _keep_copy(self, path: Path) -> str | None:
         # Links are not followed: what they lead to was not given to us.

@@ -106,19 +106,27 @@ class Journal(JournalTables):
     def label(self, ids: Iterable[int], class_id: int) -> Event:
         """Give samples a class, or another class; one event for all of them. Nothing to change: nothing is recorded."""
         with self._transaction():
-            self._live_class(class_id)
-            known = self._known(ids)
-            fresh = [row for row in known.values() if row.state.state != "labelled"]
-            for sample_id, row in known.items():
-                _refuse_unless_image(sample_id, row)
-            held_out = self._holds_out(class_id, fresh)
-            after = {
-                i: SampleState(
-                    "labelled", class_id, row.state.held_out if row.state.state == "labelled" else held_out
-                )
-                for i, row in known.items()
-            }
-            return self._record("label" if fresh else "correct", after, {})
+            return self._label(ids, class_id)
+
+    def label_each(self, labels: Iterable[tuple[int, int]]) -> list[Event]:
+        """Samples and their classes, each an action of its own (each may be held out by itself), in one flush."""
+        with self._transaction():
+            return [self._label([sample_id], class_id) for sample_id, class_id in labels]
+
+    def _label(self, ids: Iterable[int], class_id: int) -> Event:
+        self._live_class(class_id)
+        known = self._known(ids)
+        fresh = [row for row in known.values() if row.state.state != "labelled"]
+        for sample_id, row in known.items():
+            _refuse_unless_image(sample_id, row)
+        held_out = self._holds_out(class_id, fresh)
+        after = {
+            i: SampleState(
+                "labelled", class_id, row.state.held_out if row.state.state == "labelled" else held_out
+            )
+            for i, row in known.items()
+        }
+        return self._record("label" if fresh else "correct", after, {})
 
     def dismiss(self, ids: Iterable[int]) -> Event:
         """Take samples out of the queue without a label."""

@@ -5,7 +5,6 @@ Nothing is thrown away: what was damaged is kept in `damaged-<time>`, and the re
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from edge_hpcr.checkpoint import flush_to_disk
 from edge_hpcr.errors import UserError
 from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
-from edge_hpcr.workspace.journal import Journal, SampleRow
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.salvage import queue_files_without_row, salvage_events, skip_used_ids
 from edge_hpcr.workspace.sample_files import SampleFiles
@@ -149,18 +148,11 @@ def _forget_missing_images(place: Path, files: SampleFiles) -> None:
     there = set(files.names())
     journal = Journal(place)
     try:
-        missing = [row.id for row in _all_samples(journal) if row.has_image and row.file not in there]
+        missing = [row.id for row in journal.all_samples() if row.has_image and row.file not in there]
         journal.drop_queued(missing)
         journal.forget_images(missing)
     finally:
         journal.close()
-
-
-def _all_samples(journal: Journal) -> Iterator[SampleRow]:
-    page = journal.samples()
-    while page:
-        yield from page
-        page = journal.samples(after_id=page[-1].id)
 
 
 def _put_in_place(layout: Layout, restored: Path) -> list[str]:

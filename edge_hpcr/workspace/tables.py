@@ -88,7 +88,8 @@ class JournalTables:
         with self._lock:
             if len(self._spare_ids) < count:
                 with self._transaction():
-                    self._spare_ids += self._next_ids(max(count, _ID_BLOCK))
+                    fresh = self._next_ids(max(count, _ID_BLOCK))
+                self._spare_ids += fresh  # not before the commit: a full disk takes them back
             taken, self._spare_ids = self._spare_ids[:count], self._spare_ids[count:]
             return taken
 
@@ -164,16 +165,17 @@ class JournalTables:
                 "UPDATE samples SET priority = ? WHERE id = ?", [(p, i) for i, p in priorities.items()]
             )
 
-    def forget_images(self, ids: Iterable[int]) -> list[SampleRow]:
+    def forget_images(self, ids: Iterable[int], covered: int | None = None) -> list[SampleRow]:
         """Note that these images leave the disk; returns the samples whose files may now be removed.
 
-        A queued sample keeps its image: somebody may have undone its label since the caller looked.
+        A sample that was queued, or changed by an event after `covered`, keeps its image: somebody may have undone or
+        given its label since the caller looked, and nobody has learned it yet.
         """
-        wanted = json.dumps([int(i) for i in ids])
-        which = f"has_image = 1 AND state != 'queued' AND id IN {IDS}"
+        wanted = (self.last_seq if covered is None else covered, json.dumps([int(i) for i in ids]))
+        which = f"has_image = 1 AND state != 'queued' AND coalesce(labelled_seq, 0) <= ? AND id IN {IDS}"
         with self._transaction() as db:
-            rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {which}", (wanted,))
-            db.execute(f"UPDATE samples SET has_image = 0 WHERE {which}", (wanted,))
+            rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {which}", wanted)
+            db.execute(f"UPDATE samples SET has_image = 0 WHERE {which}", wanted)
             return [to_sample_row(row) for row in rows]
 
     def counts(self) -> Counts:

@@ -308,7 +308,8 @@ class _Import:
             self._known[digest] = ("labelled", 0)
         if waiting or new:
             class_id = self._class_id(name)
-            self.workspace.journal.label(waiting + self.workspace.take_many(new), class_id)
+            ids = waiting + self.workspace.take_many(new)
+            self.workspace.journal.label_each([(sample_id, class_id) for sample_id in ids])
             self.result.samples += len(waiting) + len(new)
 
     def _meet_again(self, digest: str) -> list[int]:

@@ -1,0 +1,290 @@
+"""Endurance in its short form: real kills, a real learner, a real film; and each watcher notices what it is there for."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_hpcr.cli import main
+from edge_hpcr.endurance.expected import Expected
+from edge_hpcr.endurance.kills import KillsReport, Moment, Watcher, run_kills
+from edge_hpcr.endurance.latency import LatencyPlan, LatencyReport, measure_latency
+from edge_hpcr.endurance.pictures import FPS, PLACES, SCENE_SECONDS, Film, tiles
+from edge_hpcr.endurance.restart import RestartPlan, RestartReport
+from edge_hpcr.endurance.soak import SoakReport, run_soak
+from edge_hpcr.streams import EndOfStream
+from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.layout import Layout
+
+# Kills ----------------------------------------------------------------------------------------------------------------
+
+
+def test_25_kills_lose_no_acknowledged_label_and_leave_a_whole_workspace(tmp_path):
+    done = []
+    report = run_kills(tmp_path / "workspace", 25, seed=5, progress=lambda number, _: done.append(number))
+    assert report.problems == []
+    assert report.passed and report.kills == 25 and done == list(range(1, 26))
+    # Kills before anything happened would prove nothing.
+    assert report.actions["label"] > 5 and report.labels > report.actions["label"]
+    assert report.memories > 5
+    assert report.phases.total() == 25 and len(report.phases) >= 4
+    assert report.phases["opening"] < 20
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """A workspace with three labels of two classes, and what was acknowledged in it."""
+    with Workspace.open(tmp_path / "workspace") as workspace:
+        mug, cup = workspace.journal.create_class("mug"), workspace.journal.create_class("cup")
+        images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
+        ids = workspace.take_many([Taken(image, f"frame {n}") for n, image in enumerate(images)])
+        workspace.journal.label(ids[:2], mug)
+        workspace.journal.label(ids[2:], cup)
+    told = [
+        {"kind": "create_class", "class": mug, "name": "mug"},
+        {"kind": "create_class", "class": cup, "name": "cup"},
+        {"kind": "take", "ids": ids},
+        {"kind": "label", "ids": ids[:2], "class": mug},
+        {"kind": "label", "ids": ids[2:], "class": cup},
+    ]
+    return Layout(tmp_path / "workspace"), told, ids
+
+
+def complaints(layout: Layout, told: list[dict]) -> str:
+    report = KillsReport(seed=0)
+    Watcher(layout, report).check("then", told)
+    return "\n".join(report.problems)
+
+
+def tamper(layout: Layout, *statements: str) -> None:
+    with closing(sqlite3.connect(layout.journal)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+def test_a_workspace_that_says_what_was_acknowledged_is_not_complained_about(labelled):
+    layout, told, _ = labelled
+    assert complaints(layout, told) == ""
+    assert complaints(layout, told[:-1]) == ""  # done, and killed before it was told of
+
+
+def test_a_lost_label_a_wrong_class_and_a_lost_event_are_noticed(labelled):
+    layout, told, ids = labelled
+    tamper(layout, f"UPDATE samples SET class_id = 2 WHERE id = {ids[0]}")
+    assert f"sample {ids[0]} has class 2, acknowledged was 1" in complaints(layout, told)
+    tamper(layout, f"UPDATE samples SET class_id = NULL, state = 'queued' WHERE id = {ids[0]}")
+    assert f"sample {ids[0]} has class None, acknowledged was 1" in complaints(layout, told)
+    tamper(layout, "DELETE FROM actions WHERE seq = 4", "DELETE FROM events WHERE seq = 4")
+    assert "acknowledged were" in complaints(layout, told)
+
+
+def test_more_than_one_action_that_nobody_was_told_of_is_noticed(labelled):
+    layout, told, _ = labelled
+    assert "the journal has" in complaints(layout, told[:-2])
+
+
+def test_a_gap_in_the_events_a_sample_twice_and_another_name_are_noticed(labelled):
+    layout, told, _ = labelled
+    tamper(layout, "UPDATE actions SET seq = 9 WHERE seq = 4", "UPDATE events SET seq = 9 WHERE seq = 4")
+    tamper(layout, "UPDATE samples SET origin = 'frame 0'", "UPDATE classes SET name = 'pot' WHERE id = 1")
+    said = complaints(layout, told)
+    assert "4 events are numbered from 1 to 9" in said
+    assert "'frame 0' is 3 samples" in said
+    assert "'pot'" in said and "acknowledged were {1: 'mug', 2: 'cup'}" in said
+
+
+def test_a_process_that_ends_by_itself_or_opens_with_a_complaint_is_noticed(labelled):
+    layout, told, _ = labelled
+    opened = {"kind": "opened", "problems": ["the journal is damaged"], "applied": 0}
+    said = complaints(layout, [opened, *told, {"kind": "ended", "code": 1}])
+    assert "at the opening: the journal is damaged" in said and "ended by itself with 1" in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "classes", "complaint"),
+    [
+        ([1, 2], [5, 6], ""),
+        ([1, 1], [5, 5], "sample 1 is in memory 2 times"),
+        ([1, 3], [5, 5], "sample 3 is in memory as class 5"),  # held out, or not labelled any more
+        (
+            [2],
+            [5],
+            "sample 2 is in memory as class 5, but is 6",
+        ),  # a correction that did not reach the memory
+    ],
+)
+def test_a_memory_holds_only_training_samples_once_and_in_their_class(ids, classes, complaint):
+    moment = Moment(training={1: 5, 2: 6}, held_out=1, teaches=4)
+    said = "\n".join(moment.check(ids, classes, tested=3))
+    assert complaint in said and bool(said) == bool(complaint)
+
+
+@pytest.mark.parametrize("tested", [2, 5])
+def test_labels_that_were_left_out_or_learned_twice_are_noticed(tested):
+    moment = Moment(training={1: 5, 2: 6}, held_out=1, teaches=4)
+    assert f"{tested} labels were learned" in moment.check([1], [5], tested)[0]
+
+
+def test_a_memory_that_is_ahead_of_the_journal_is_noticed(labelled):
+    layout, told, _ = labelled
+    ahead = {"kind": "memory", "whole": True, "applied": 7, "ids": [], "classes": []}
+    assert "has applied event 7, which is not in the journal" in complaints(layout, [*told, ahead])
+
+
+def test_what_is_expected_follows_merges_deletions_undo_and_redo():
+    expected = Expected()
+    for class_id, name in ((1, "mug"), (2, "cup")):
+        expected.acknowledge({"kind": "create_class", "class": class_id, "name": name})
+    expected.acknowledge({"kind": "label", "ids": [7, 8], "class": 1})
+    expected.acknowledge({"kind": "merge_classes", "class": 1, "into": 2})
+    assert (expected.labels, expected.names) == ({7: 2, 8: 2}, {2: "cup"})
+    expected.acknowledge({"kind": "undo", "lost": []})
+    assert (expected.labels, expected.names) == ({7: 1, 8: 1}, {1: "mug", 2: "cup"})
+    expected.acknowledge({"kind": "redo", "lost": []})
+    expected.acknowledge({"kind": "delete_class", "class": 2})
+    assert (expected.labels, expected.names) == ({}, {})
+    expected.acknowledge({"kind": "undo", "lost": [8]})
+    assert (expected.labels, expected.names) == ({7: 2}, {2: "cup"})
+
+
+# Latency --------------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_timed_while_it_rests_and_while_it_really_learns(tmp_path):
+    report = measure_latency(tmp_path / "workspace", LatencyPlan(rounds=2, answers=6, image_size=16), seed=0)
+    assert list(report.milliseconds) == ["idle", "learning", "rehearsing"]
+    assert all(times["n"] >= 12 for times in report.milliseconds.values())
+    assert report.steps["idle"] == 0
+    assert report.steps["learning"] >= 4 and report.steps["rehearsing"] >= 4
+    for kind, times in report.milliseconds.items():
+        assert 0 < times["p50"] <= times["p95"]
+        if kind != "idle":
+            ratio = times["p95"] / report.milliseconds["idle"]["p95"]
+            assert report.ratios[kind]["p95"] == pytest.approx(ratio)
+
+
+def test_answers_that_take_more_than_three_times_as_long_miss_the_bar():
+    ratios = {"learning": {"p50": 1.0, "p95": 2.9}, "rehearsing": {"p50": 1.0, "p95": 3.1}}
+    assert not LatencyReport(LatencyPlan(), 0, ratios=ratios).passed
+    ratios["rehearsing"]["p95"] = 3.0
+    assert LatencyReport(LatencyPlan(), 0, ratios=ratios).passed
+
+
+# Soak -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_soak_goes_through_gate_queue_and_learning_within_all_budgets(tmp_path):
+    report = run_soak(tmp_path / "workspace", 400, seed=0)
+    assert report.problems == []
+    assert report.verdicts["queue"] > 5 and report.verdicts["duplicate"] > 5
+    assert report.labels > 3 and report.steps > 3
+    assert report.memory_looks == report.labels and 0 < report.largest_memory <= 200_000
+    assert 0 < report.largest_queue <= 60
+    assert len(report.rss) == 200 and report.level > 1e7
+
+
+def test_resident_memory_counts_from_a_tenth_on_and_may_rise_by_less_than_three_percent():
+    level = [(number, 1000) for number in range(10, 1001, 10)]
+    assert SoakReport(1000, 0, rss=[(5, 10), *level]).passed
+    assert SoakReport(1000, 0, rss=[*level[:-2], (990, 1029), (1000, 900)]).growth == pytest.approx(0.029)
+    assert not SoakReport(1000, 0, rss=[*level[:-2], (990, 1031), (1000, 900)]).passed
+    assert not SoakReport(1000, 0, rss=level, problems=["the queue holds more"]).passed
+
+
+def test_the_film_moves_changes_scene_and_is_the_same_from_the_same_seed():
+    scene = int(SCENE_SECONDS * FPS)
+    with Film(2 * scene, seed=3) as film, Film(2 * scene, seed=3) as again:
+        shown = [film.read(0) for _ in range(scene)]
+        assert len({frame.image.tobytes() for frame in shown}) == scene
+        assert shown[10].at - shown[0].at == pytest.approx(10 / FPS)
+        assert film.shown == film.shown_before
+        assert (again.read(0).image == shown[0].image).all()
+        names = set()
+        for _ in range(scene):
+            film.read(0)
+            names.add(film.shown)
+        assert len(names) == 1
+        with pytest.raises(EndOfStream, match="ended, frame"):
+            film.read(0)
+
+
+def test_tiles_are_of_every_class_and_tell_where_they_are_from():
+    cut = tiles(200, 32, 2 * PLACES, seed=0)
+    assert {number for _, number in cut} == set(range(2 * PLACES))
+    assert all(tile.shape == (32, 32, 3) and tile.dtype == np.uint8 for tile, _ in cut)
+
+
+# Restart and the command ----------------------------------------------------------------------------------------------
+
+
+def test_the_restart_part_opens_in_a_fresh_process_and_is_kept_beside_the_others(tmp_path, capsys):
+    out = tmp_path / "endurance.json"
+    out.write_text(json.dumps({"soak": {"passed": True}}))
+    assert main(["endure", "restart", "--quick", "--seed", "4", "--out", str(out)]) == 0
+    assert "restart  pass" in capsys.readouterr().out
+    kept = json.loads(out.read_text())
+    assert kept["soak"] == {"passed": True}
+    restart = kept["restart"]
+    assert (restart["n"], restart["seed"], restart["passed"]) == (1, 4, True)
+    assert (restart["labels"], restart["memory_samples"]) == (200, 100)
+    assert restart["versions"]["torch"] and restart["versions"]["hardware"]
+    (start,) = restart["starts"]
+    assert 0 < start["opening"] < start["whole"] and start["imports"] > start["opening"]
+    # The last five events, of at most ten labels each.
+    assert 5 <= restart["replay_of_one_interval"]["labels"] <= 50
+    assert restart["replay_of_one_interval"]["steps"] >= 1
+
+
+def test_an_opening_of_more_than_five_seconds_or_of_less_than_was_asked_misses_the_bar():
+    def report(seconds: float, labels: int = 100) -> RestartReport:
+        plan = RestartPlan(labels=100, memory_samples=50)
+        return RestartReport(plan, 0, labels, 50, [{"opening": 0.1}, {"opening": seconds}])
+
+    assert report(4.9).passed
+    assert not report(5.1).passed
+    assert not report(4.9, labels=99).passed
+
+
+def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
+    from edge_hpcr.endurance import command
+
+    def soak(folder, arguments, progress):
+        folder.mkdir()
+        return command.Outcome(False, ["too slow"], {"bar": "fast", "problems": ["it waited"]})
+
+    monkeypatch.setitem(command.PARTS, "soak", soak)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["endure", "soak", "--out", str(tmp_path / "endurance.json")]) == 1
+    shown = capsys.readouterr()
+    assert "soak     MISSED\n  too slow\n  problem: it waited\n  bar: fast" in shown.out
+    (kept,) = tmp_path.glob("edge-hpcr-soak-*/workspace")
+    assert f"the workspace of soak is kept in {kept.parent}" in shown.err
+    assert json.loads((tmp_path / "endurance.json").read_text())["soak"]["passed"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["swim"], "no part 'swim': choose one of"),
+        (["kills", "--kills", "0"], "0 kills: give at least 1"),
+        (["soak", "--frames", "9"], "9 frames: give at least 100"),
+        (["--out", "FOLDER/result.txt"], "name a .json file"),
+        (["--out", "FOLDER/file/result.json"], "cannot be written"),
+        (["--out", "FOLDER/bad.json"], "is no result of this command"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, complaint, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    (tmp_path / "bad.json").write_text("no JSON")
+    arguments = [argument.replace("FOLDER", str(tmp_path)) for argument in arguments]
+    if "--out" not in arguments:
+        arguments += ["--out", str(tmp_path / "endurance.json")]
+    assert main(["endure", *arguments]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert complaint in message and message.startswith("edge_hpcr: ")
+    assert not list(tmp_path.glob("edge-hpcr-*"))
