@@ -19,6 +19,7 @@ from edge_hpcr.workspace.folder import Taken, Workspace
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
 MOST_WAITING = 200  # labels; beyond it a labelled source waits for the learner
 LARGEST_IMAGE = 1_000_000  # bytes; a stored image has 512 pixels a side at most
+DISK_SECONDS = 1.0
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
 ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
 REMEMBERED = 512  # hashes of what was queued or labelled before a restart
@@ -54,6 +55,7 @@ class Intake:
         self._counts_kept = time.monotonic()
         self._extra_counts: dict[str, int] = {}
         self._dropped = 0
+        self._ask_disk_at, self._image_bytes = 0.0, 0
 
     def take(self, frame: Frame) -> Seen:
         """Predict; then queue the frame, or not; or label it, if it brings a label."""
@@ -76,6 +78,7 @@ class Intake:
             return Seen(answer, verdict)
         self._make_room()
         sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, answer.priority)
+        self._ask_disk_at = 0.0
         return Seen(answer, verdict, sample_id)
 
     def _make_room(self) -> None:
@@ -93,8 +96,11 @@ class Intake:
     def _disk_is_full(self) -> bool:
         """Unlabelled frames are not worth dropping anything else for."""
         settings = self.workspace.settings
-        room = min(LARGEST_IMAGE, settings.disk_bytes // 10)
-        return self.workspace.journal.counts().image_bytes + room > settings.disk_bytes
+        # Asked of every frame, so the journal is asked only when something has been taken since, or now and then.
+        if time.monotonic() >= self._ask_disk_at:
+            self._ask_disk_at = time.monotonic() + DISK_SECONDS
+            self._image_bytes = self.workspace.journal.counts().image_bytes
+        return self._image_bytes + min(LARGEST_IMAGE, settings.disk_bytes // 10) > settings.disk_bytes
 
     def _labelled_frame(self, frame: Frame, answer: Answer) -> Seen:
         if frame.digest in {waiting.digest for waiting, _ in self._labelled if waiting.digest is not None}:
