@@ -34,17 +34,14 @@ def one_line(status: dict[str, Any], counts: Counts, source: str) -> str:
     """What it is doing, what it holds, how good it is and on how many samples that rests."""
     waiting = f" ({status['labels_waiting']:,} to learn)" if status["labels_waiting"] else ""
     memory = status["memory"]
+    held_out, recent = status["held_out"], status["test_then_train"]["recent"]
     return " · ".join(
         [
             status["phase"],
             f"{counts.labels:,} labels{waiting}",
             f"memory {format_bytes(memory['bytes']['total'])} of {format_bytes(memory['budget'])}",
-            accuracy_text("held-out", status["held_out"]["accuracy"], status["held_out"]["samples"]),
-            accuracy_text(
-                "before learning",
-                status["test_then_train"]["recent"]["accuracy"],
-                status["test_then_train"]["recent"]["labels"],
-            ),
+            f"held-out: {accuracy_text(held_out['accuracy'], held_out['samples'])}",
+            f"before learning: {accuracy_text(recent['accuracy'], recent['labels'])}",
             f"queue {counts.queued:,}",
             f"step {status['step']:,}",
             source,
@@ -52,11 +49,11 @@ def one_line(status: dict[str, Any], counts: Counts, source: str) -> str:
     )
 
 
-def accuracy_text(name: str, accuracy: float | None, samples: int) -> str:
+def accuracy_text(accuracy: float | None, samples: int) -> str:
     """
-    >>> accuracy_text("held-out", 0.912, 48), accuracy_text("held-out", 1.0, 3), accuracy_text("held-out", None, 0)
-    ('held-out 91 % (n=48)', 'held-out 100 % (n=3, few)', 'held-out: none yet')
+    >>> accuracy_text(0.912, 48), accuracy_text(1.0, 3), accuracy_text(None, 0)
+    ('91 % (n=48)', '100 % (n=3, few samples)', 'nothing to measure on yet')
     """
     if accuracy is None:
-        return f"{name}: none yet"
-    return f"{name} {accuracy:.0%} (n={samples}{', few' if samples < FEW else ''})".replace("%", " %", 1)
+        return "nothing to measure on yet"
+    return f"{100 * accuracy:.0f} % (n={samples:,}{', few samples' if samples < FEW else ''})"

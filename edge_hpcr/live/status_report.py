@@ -12,7 +12,7 @@ from typing import Any
 from edge_hpcr import checkpoint
 from edge_hpcr.errors import UserError
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
-from edge_hpcr.live.status import FEW, read_status
+from edge_hpcr.live.status import FEW, accuracy_text, read_status
 from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.layout import Layout
@@ -201,12 +201,12 @@ def describe(status: dict[str, Any]) -> str:
             f"{status['labels']:,} in {status['classes']:,} classes, {status['held_out_labels']:,} held out",
         ),
         ("memory", _memory_text(status["memory"])),
-        ("held-out", _accuracy_text(status["held_out"]["accuracy"], status["held_out"]["samples"])),
+        ("held-out", accuracy_text(status["held_out"]["accuracy"], status["held_out"]["samples"])),
         (
             "test-then-train",
-            f"{_accuracy_text(test['accuracy'], test['labels'])}"
+            f"{accuracy_text(test['accuracy'], test['labels'])}"
             + (
-                f", lately {_accuracy_text(test['recent_accuracy'], test['recent_labels'])}"
+                f", lately {accuracy_text(test['recent_accuracy'], test['recent_labels'])}"
                 if test["labels"]
                 else ""
             ),
@@ -251,16 +251,6 @@ def _memory_text(memory: dict[str, Any]) -> str:
     filled = min(BAR, round(BAR * memory["bytes"] / memory["budget"]))
     held = f"{format_bytes(memory['bytes'])} of {format_bytes(memory['budget'])}"
     return f"{'▓' * filled}{'░' * (BAR - filled)} {held}, {memory['samples']:,} samples"
-
-
-def _accuracy_text(accuracy: float | None, samples: int) -> str:
-    """
-    >>> _accuracy_text(0.912, 48), _accuracy_text(1.0, 3), _accuracy_text(None, 0)
-    ('91 % (n=48)', '100 % (n=3, few samples)', 'nothing to measure on yet')
-    """
-    if accuracy is None:
-        return "nothing to measure on yet"
-    return f"{100 * accuracy:.0f} % (n={samples:,}{', few samples' if samples < FEW else ''})"
 
 
 def _checkpoint_text(newest: dict[str, Any] | None) -> str:

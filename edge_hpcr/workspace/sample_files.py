@@ -8,7 +8,6 @@ removed when the workspace is next opened for learning.
 
 import hashlib
 import os
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,12 +142,6 @@ class SampleFiles:
 
     def orphans(self, known: Collection[str]) -> list[str]:
         return [name for name in self.names() if name not in known]
-
-    def total_bytes(self) -> int:
-        return sum((self.folder / name).stat().st_size for name in self.names())
-
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.folder).free
 
 
 def sample_id_of(file: str) -> int | None:

@@ -45,7 +45,6 @@ class Facts:
     classes: int
     counts: Counts
     checkpoints: list[str]
-    file_bytes: int  # of everything in the images' folder
 
 
 def workspace_facts(path: Path | str) -> Facts:
@@ -55,7 +54,7 @@ def workspace_facts(path: Path | str) -> Facts:
         (classes,) = db.execute("SELECT count(*) FROM classes WHERE state = 'live'").fetchone()
         counts = Counts(*db.execute(COUNTS).fetchone())
     names = [folder.name for folder in layout.checkpoint_folders()]
-    return Facts(events, classes, counts, names, SampleFiles(layout.images).total_bytes())
+    return Facts(events, classes, counts, names)
 
 
 def verify_workspace(path: Path | str) -> list[Problem]:
