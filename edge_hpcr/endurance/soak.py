@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "memory_bytes": 200_000,
     "queue_samples": 60,
     "queue_bytes": 1_000_000,
-    "disk_bytes": 4_000_000,
+    "disk_bytes": 20_000_000,
     "held_out_bytes": 500_000,
     "idle_steps": 2,
     "checkpoint_steps": 100,

@@ -69,6 +69,10 @@ class Intake:
         if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
             return self._skipped(answer, "known")
         if self._disk_is_full():
+            self.live.report(
+                "the disk budget is full of images that are needed: new frames are no longer queued; raise disk_bytes, "
+                "or delete samples"
+            )
             return self._skipped(answer, "disk")
         hash64 = perceptual_hash(frame.image)
         # With a single class it is sure of everything, which means nothing.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,7 @@ from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.network import Network
 
 TOP = 3
+SMALL_PIXELS = 64 * 64  # up to here a second core helps one image little
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Predictor:
     def predict(self, images: np.ndarray) -> Prediction:
         """Scores as the network gives them, before calibration."""
         learner = self._learner
-        with self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode(), _few_threads(images):
             features = self._network.features(learner.to_device(images))
             scores = learner.method.class_logits(learner, self._network, features).softmax(1).cpu().numpy()
             similarity = self._network.similarities(features).amax(1).cpu().numpy()
@@ -74,12 +77,32 @@ class Predictor:
         with self._lock, torch.inference_mode():
             return self._network.features(self._learner.to_device(images)).cpu().numpy()
 
+    def proxies(self) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of the classes' proxies, and the classes' ids."""
+        with self._lock:
+            return self._network.proxies.detach().cpu().numpy().copy(), np.array(self._class_ids, np.int64)
+
     def answer(self, images: np.ndarray) -> list[Answer]:
         """The three best classes of each image, or that it is unknown."""
         if not self._class_ids:
             return [NOTHING_KNOWN] * len(images)
         calibration = self.calibration
         return to_answers(self.predict(images), calibration)
+
+
+@contextmanager
+def _few_threads(images: np.ndarray) -> Iterator[None]:
+    """One thread for a small image: several wait for each other in every layer, and on busy cores that is most of it.
+
+    The number belongs to the thread that calls; a learner beside it keeps its own.
+    """
+    before = torch.get_num_threads()
+    small = images.shape[0] * images.shape[1] * images.shape[2] <= SMALL_PIXELS
+    torch.set_num_threads(1 if small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]:
