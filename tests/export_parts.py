@@ -1,0 +1,158 @@
+"""What the tests of exporting share: small real learners on digits, and one full export for all of them."""
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edge_hpcr.data import load
+from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.workspace.folder import Workspace
+from export.manifest import ClassLabel
+from export.publish import TEMPLATE
+from export.republish import FILE, save_template
+from export.snapshot import HeldOutSamples, Snapshot, snapshot_of_learner
+from export.to_onnx import Exported, export_full
+
+HELD_OUT = 60
+CALIBRATION = Calibration(temperature=1.3, unknown_below=0.4, samples=HELD_OUT)
+
+
+def make_learner(classes: int = 10, steps: int = 25) -> Learner:
+    """Digits of 8x8 pixels after a few steps; more than ten classes are digits under wrong names."""
+    digits = load("digits")
+    learner = Learner(LearnerConfig(height=8, width=8, memory=MemoryConfig(samples=100)), "cpu")
+    for step in range(max(steps, -(-classes // 10))):
+        rows = np.flatnonzero(digits.train_labels < classes)[step * 10 : step * 10 + 10]
+        names = digits.train_labels[rows] if classes <= 10 else (np.arange(10) + step * 10) % classes
+        learner.observe(digits.train_images[rows], names.tolist())
+    return learner
+
+
+def untrained_learner(size: int, classes: int) -> Learner:
+    """A narrow network of any size with numbers of all kinds in it, at no cost."""
+    learner = Learner(LearnerConfig(height=size, width=size, nf=8, ema_decay=None), "cpu")
+    for class_id in range(classes):
+        learner.add_class(class_id)
+    generator = torch.Generator().manual_seed(1)
+    for module in learner.network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight.data, module.bias.data):
+                tensor.add_(torch.rand(tensor.shape, generator=generator) / 2)
+    return learner
+
+
+def snapshot_from(
+    learner: Learner, samples: int = HELD_OUT, calibration: Calibration = CALIBRATION
+) -> Snapshot:
+    digits = load("digits")
+    size = learner.config.height
+    classes = {i: ClassLabel(i, f"digit {i}", "#1f77b4") for i in learner.class_ids}
+    rows = np.flatnonzero(np.isin(digits.test_labels, learner.class_ids))[: samples if size == 8 else 0]
+    images = digits.test_images[rows] if size == 8 else np.empty((0, size, size, 3), np.uint8)
+    held_out = HeldOutSamples(images, digits.test_labels[rows].astype(np.int64))
+    return snapshot_of_learner(learner, classes, held_out, calibration)
+
+
+@dataclass(frozen=True)
+class First:
+    """A full export, and what it took."""
+
+    learner: Learner
+    snapshot: Snapshot
+    exported: Exported
+    folder: Path
+    processor_seconds: float
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model.onnx"
+
+
+@functools.cache
+def first() -> First:
+    """Once for all tests: tracing takes many seconds."""
+    torch.set_num_threads(1)
+    learner = make_learner()
+    snapshot = snapshot_from(learner)
+    # Kept by the function's cache, and so removed with the process.
+    folder = Path(_temporary().name)
+    begun = time.process_time()
+    exported = export_full(snapshot, folder / "model.onnx", version=1)
+    took = time.process_time() - begun
+    assert save_template(folder / TEMPLATE, exported.model, snapshot)
+    return First(learner, snapshot, exported, folder, took)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="export-tests-", ignore_cleanup_errors=True)
+
+
+def with_template(exports: Path) -> Path:
+    """An exports folder in which nothing needs to be traced."""
+    (exports / TEMPLATE).mkdir(parents=True, exist_ok=True)
+    (exports / TEMPLATE / FILE).write_bytes((first().folder / TEMPLATE / FILE).read_bytes())
+    return exports
+
+
+def confused(snapshot: Snapshot) -> Snapshot:
+    """The same network with the classes' proxies mixed up: sure of itself, and wrong."""
+    return replace(
+        snapshot,
+        state={**snapshot.state, "proxies": snapshot.state["proxies"].roll(1, 0)},
+        step=snapshot.step + 1,
+    )
+
+
+def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
+    return replace(snapshot, step=snapshot.step + steps)
+
+
+class Teaching:
+    """A workspace of 8x8 digits with its running learner."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.digits = load("digits")
+        self.workspace = Workspace.open(path)
+        self.workspace.change_settings(
+            **{"image_size": 8, "idle_steps": 0, "threads": 1, "memory_bytes": 60_000, **settings}
+        )
+        self.path, self.exports = path, self.workspace.layout.exports
+        with_template(self.exports)
+        self.journal = self.workspace.journal
+        self.live = LiveLearner(self.workspace)
+        self.live.start()
+
+    def teach(self, digit: int, count: int = 4) -> int:
+        """Show so many of this digit, each labelled by itself, and wait until they are learned."""
+        name = f"digit {digit}"
+        found = self.journal.class_id(name)
+        class_id = self.journal.create_class(name) if found is None else found
+        for image in self.digits.train_images[self.digits.train_labels == digit][:count]:
+            self.journal.label([self.workspace.take(image, "test")], class_id)
+        assert self.live.wait_until_caught_up(60), self.live.problems
+        return class_id
+
+    def saved(self) -> bool:
+        """Whether a checkpoint holds everything that was taught."""
+        names = [folder.name for folder in self.workspace.layout.checkpoint_folders()]
+        return bool(names) and names[-1].endswith(f"-{self.journal.last_seq:09d}")
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline and not self.live.failed, self.live.problems
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.live.stop()
+        self.workspace.close()

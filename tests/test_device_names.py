@@ -1,0 +1,101 @@
+"""A class may have the same names on a device as in a workspace; the rule is written down twice, so both are compared."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from device_parts import frame_of, publish
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.workspace import records
+from export import manifest
+from export.errors import BadModel
+from export.manifest import is_name, parse_classes
+from export.model import Classifier, Label, Result
+from export.runtime import Frame, result_line
+
+GOOD = [
+    "mug",
+    "a",
+    "two words",
+    "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL}",  # a family is one emoji
+    "\N{HEAVY BLACK HEART}\N{VARIATION SELECTOR-16}",
+    "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian, with a zero width non-joiner
+    "caf\u00e9",
+    "a\N{NO-BREAK SPACE}b",
+    "a\N{SOFT HYPHEN}b",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gum",
+    "\ue000",  # private use: somebody's own font
+    "\u0378",  # not assigned here, but perhaps by the Unicode of a newer Python
+    "x" * 100,
+]
+BAD = [
+    "",
+    " ",
+    "\N{EM SPACE}",
+    "a\nb",
+    "a\tb",
+    "a\0b",
+    "a\x1b[31mb",
+    "a\x85b",
+    "a\N{LINE SEPARATOR}b",
+    "a\N{PARAGRAPH SEPARATOR}b",
+    "a\ud800b",
+    "x" * 101,
+]
+
+
+def accepted(name: str) -> bool:
+    try:
+        records.clean_name(name)
+    except UserError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", GOOD, ids=ascii)
+def test_a_name_that_a_workspace_takes_is_taken_by_a_device(name: str):
+    assert records.clean_name(name) == name
+    (label,) = parse_classes([{"id": 1, "name": name}], "manifest.json")
+    assert label.name == name
+
+
+@pytest.mark.parametrize("name", BAD, ids=lambda name: ascii(name[:20]))
+def test_a_name_that_a_workspace_refuses_is_refused_by_a_device(name: str):
+    assert not accepted(name)
+    with pytest.raises(BadModel, match=r"classes\[0\]\.name must be text of 1 to 100 characters"):
+        parse_classes([{"id": 1, "name": name}], "manifest.json")
+
+
+# Mostly the few characters on which two rules could differ.
+DOUBTFUL = st.sampled_from("\u2028\u2029\n\x85\x7f\u200c\u200d\u202e\xad\xa0\ud800\u0301 e")
+
+
+INSIDE = st.text(DOUBTFUL, min_size=1, max_size=3).map(
+    lambda text: f"a{text}a"
+)  # at the ends, most are stripped
+
+
+@given(
+    INSIDE
+    | st.text(DOUBTFUL | st.characters(categories=None), max_size=4)
+    | st.text("x ", min_size=98, max_size=103)
+)
+def test_both_rules_agree_on_every_name_as_a_workspace_keeps_it(raw: str):
+    kept = unicodedata.normalize("NFC", raw).strip()
+    assert is_name(kept) == accepted(kept)
+    assert manifest.LONGEST_NAME == records.LONGEST_NAME
+
+
+def test_a_joined_emoji_comes_through_model_manifest_and_result(tmp_path: Path):
+    name = GOOD[3]
+    publish(tmp_path / "exports", 1, names=(name, GOOD[5]))
+    classifier = Classifier.load(tmp_path / "exports", "cpu", 1)
+    assert [each.name for each in classifier.info.classes] == [name, GOOD[5]]
+    assert classifier.predict([frame_of("white")])[0].top[0].name in (name, GOOD[5])
+    frame = Frame(frame_of("red"), "camera 0", 0.0)
+    line = result_line(frame, 1, Result([Label(1, name, 1.0)], False, 1.0), 1, 1.0)
+    assert line.isascii() and json.loads(line)["top"][0]["name"] == name

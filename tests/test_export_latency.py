@@ -1,0 +1,88 @@
+"""The latency benchmark measures what it says; one quick run, and its arithmetic."""
+
+import json
+
+import numpy as np
+import pytest
+
+from export import latency
+from export.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("latency")
+    assert main(["bench", "--quick", "--out", str(folder / "made" / "latency.json")]) == 0
+    page = (folder / "made" / "latency.md").read_text()
+    assert "goal at 32 pixels" in page and "swap ms" in page
+    return json.loads((folder / "made" / "latency.json").read_text())
+
+
+def test_a_quick_run_keeps_every_measurement(result):
+    assert (
+        result["hardware"]
+        and result["finished"]
+        and set(result["versions"]) >= {"torch", "onnx", "onnxruntime"}
+    )
+    (row,) = result["latency"]
+    assert (row["size"], row["batch"], row["threads"]) == (32, 1, 1)
+    for name in latency.CONTESTANTS:
+        assert 0 < row["wall_ms"][name]["q1"] <= row["wall_ms"][name]["q3"]
+    (device,) = result["device"]
+    assert device["load_ms"]["median"] > 0 and device["swap_ms"]["median"] > 0
+    late = device["late_frames"]
+    assert late["swaps"] == 4
+    for part in ("quiet", "around_swaps"):
+        assert (
+            late[part]["frames"] > 0 and 0 < late[part]["median"] <= late[part]["p95"] <= late[part]["most"]
+        )
+    held = device["memory_bytes"]
+    assert 0 < held["imports"] < held["loaded"] <= held["predicting"] < 1e9
+
+
+def test_onnx_runtime_is_faster_than_torch_and_republishing_than_tracing(result):
+    """By the processor's clock: the tests may not have the machine for themselves."""
+    (row,), (published,) = result["latency"], result["publishing"]
+    assert row["times_as_fast_as_torch"]["onnx"]["processor"]["median"] > 1.5
+    assert published["parity_images"] == 64
+    assert published["times_as_fast"]["processor"] > 5
+    assert published["republish_seconds"]["processor"] < 1
+
+
+def test_the_tables_of_an_earlier_result_are_printed_as_markdown_without_measuring(result, tmp_path, capsys):
+    file = tmp_path / "latency.json"
+    file.write_text(json.dumps(result | {"hardware": "Another machine"}))
+    assert main(["bench", "--table", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Another machine, torch ") and list(tmp_path.iterdir()) == [file]
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert [block[0].split()[1] for block in blocks] == ["pixels,", "publishing,", "device,", "goal"]
+    for block in blocks:
+        assert len({line.count("|") for line in block}) == 1 and set(block[1]) == set("|-:")
+
+
+def test_goals_are_judged_by_what_was_measured(result):
+    assert [goal["goal"] for goal in result["goals"]] == [2.5, 1.0, 10.0, 2.0]
+    published = {
+        "size": 32,
+        "republish_seconds": {"wall": 0.999},
+        "times_as_fast": {"wall": 9.99},
+    }
+    row = {"size": 32, "batch": 1, "threads": 1}
+    row["times_as_fast_as_torch"] = {"onnx": {"wall": {"median": 2.5}}}
+    device = {"size": 32, "late_frames": {"around_swaps": {"most": 2.01}}}
+    judged = latency.goals(
+        [row, row | {"batch": 16}], [published, published | {"size": 64}], [device, device | {"size": 64}]
+    )
+    assert [goal["met"] for goal in judged] == [True, True, False, False]
+
+
+def test_ratios_are_taken_within_a_round():
+    wall = {
+        "torch": np.array([4.0, 40.0, 4.0]),
+        "onnx": np.array([2.0, 20.0, 2.0]),
+        "int8": np.array([1.0, 10.0, 1.0]),
+    }
+    compared = latency._compared(wall, wall)
+    assert compared["times_as_fast_as_torch"]["onnx"]["wall"] == {"median": 2.0, "q1": 2.0, "q3": 2.0}
+    assert compared["wall_ms"]["int8"]["median"] == 1000.0

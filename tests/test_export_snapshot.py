@@ -1,0 +1,177 @@
+"""A snapshot is the learner of one moment, and taking it changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+from export_parts import Teaching
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.live import checkpoints
+from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.workspace.folder import Workspace
+from export.manifest import ClassLabel
+from export.snapshot import (
+    held_out_samples,
+    parity_images,
+    snapshot_of,
+    snapshot_of_learner,
+    snapshot_of_workspace,
+)
+
+
+@pytest.fixture
+def teaching(tmp_path):
+    made = []
+
+    def make(**settings):
+        made.append(Teaching(tmp_path / "w", **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_running_learner_is_copied_with_the_names_and_colours_of_its_classes(teaching):
+    one = teaching()
+    three = one.teach(3)
+    one.teach(1)
+    one.journal.rename_class(three, "trois")
+    one.journal.recolour_class(three, "#102030")
+    snapshot = snapshot_of(one.live)
+    assert [(each.name, each.colour) for each in snapshot.classes] == [
+        ("trois", "#102030"),
+        ("digit 1", None),
+    ]
+    assert [each.id for each in snapshot.classes] == one.live.learner.class_ids
+    assert (snapshot.step, snapshot.height, snapshot.method) == (one.live.learner.step, 8, "hpcr")
+    assert snapshot.images.shape == (8, 8, 8, 3)
+
+
+def test_the_copy_stays_as_it_was_when_learning_goes_on(teaching):
+    one = teaching()
+    one.teach(0)
+    snapshot = snapshot_of(one.live)
+    before = {name: tensor.clone() for name, tensor in snapshot.state.items()}
+    one.teach(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot.state.items())
+    assert len(snapshot.classes) == 1 and len(snapshot_of(one.live).classes) == 2
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_the_averaged_weights_are_taken_if_the_workspace_uses_them(teaching, averaged):
+    one = teaching(averaged=averaged)
+    one.teach(0)
+    learner = one.live.learner
+    source = learner.average.network if averaged else learner.network
+    assert torch.equal(snapshot_of(one.live).state["stem.weight"], source.stem.weight)
+    one.close()
+    assert torch.equal(snapshot_of_workspace(one.path).state["stem.weight"], source.stem.weight)
+
+
+def test_taking_a_snapshot_leaves_the_learners_random_numbers_alone(teaching):
+    one = teaching()
+    one.teach(0)
+    before = one.live.learner.rng.bit_generator.state
+    snapshot_of(one.live)
+    assert one.live.learner.rng.bit_generator.state == before
+
+
+def test_a_workspace_at_rest_gives_the_snapshot_that_its_learner_gave(teaching):
+    one = teaching()
+    for digit in (0, 1):
+        one.teach(digit, 20)
+    one.live.call(one.live.test).result(60)
+    running = snapshot_of(one.live)
+    one.close()
+    resting = snapshot_of_workspace(one.path)
+    assert (resting.classes, resting.step) == (running.classes, running.step)
+    assert (resting.temperature, resting.unknown_below) == (running.temperature, running.unknown_below)
+    assert all(torch.equal(tensor, running.state[name]) for name, tensor in resting.state.items())
+    assert np.array_equal(resting.images, running.images)
+    assert np.array_equal(resting.held_out.class_ids, running.held_out.class_ids)
+
+
+def test_a_workspace_can_be_read_while_its_learner_runs(teaching):
+    one = teaching(checkpoint_steps=1)
+    one.teach(0)
+    one.until(one.saved)
+    snapshot = snapshot_of_workspace(one.path)
+    assert [each.name for each in snapshot.classes] == ["digit 0"]
+
+
+def test_a_class_that_was_deleted_since_the_checkpoint_has_no_column(teaching):
+    one = teaching()
+    zero, one_ = one.teach(0), one.teach(1)
+    one.close()
+    columns = dict(
+        zip(one.live.learner.class_ids, snapshot_of_workspace(one.path).state["proxies"], strict=True)
+    )
+    with Workspace.open(one.path, learning=False) as elsewhere:
+        elsewhere.journal.delete_class(zero)
+    snapshot = snapshot_of_workspace(one.path)
+    assert [each.id for each in snapshot.classes] == [one_]
+    assert torch.equal(snapshot.state["proxies"], columns[one_][None])
+    assert snapshot.network.num_classes == 1
+
+
+def test_the_held_out_samples_are_those_that_the_learner_tests_itself_on(teaching):
+    one = teaching(held_out_bytes=800)
+    for digit in (0, 1, 2):
+        one.teach(digit, 20)
+    wanted = one.live.held_out_ids()
+    samples = held_out_samples(one.workspace, (8, 8))
+    assert samples.class_ids.tolist() == list(wanted.values())
+    assert 0 < len(samples) < one.journal.counts().held_out, "the budget must leave some out"
+    for image, sample_id in zip(samples.images, wanted, strict=True):
+        assert np.array_equal(image, one.live.prepare(one.workspace.image(sample_id)))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_left_where_it_is(teaching):
+    one = teaching(checkpoint_steps=1)
+    for digit in (0, 1):
+        one.teach(digit, 1)
+    one.close()
+    folders = one.workspace.layout.checkpoint_folders()
+    (folders[-1] / "average.safetensors").write_bytes(b"cut short")
+    step = checkpoints.Learner.load(folders[-2], "cpu")[0].step
+    assert snapshot_of_workspace(one.path).step == step
+    assert one.workspace.layout.checkpoint_folders() == folders
+    for folder in folders:
+        (folder / "average.safetensors").write_bytes(b"cut short")
+    with pytest.raises(UserError, match=r"can be used.*cut short or changed"):
+        snapshot_of_workspace(one.path)
+
+
+def test_nothing_learned_yet_is_said_with_what_to_do(tmp_path):
+    with Workspace.open(tmp_path / "w"):
+        pass
+    with pytest.raises(UserError, match=r"nothing that was learned has been saved.*label some images"):
+        snapshot_of_workspace(tmp_path / "w")
+    with pytest.raises(UserError, match="no workspace at"):
+        snapshot_of_workspace(tmp_path / "elsewhere")
+
+
+def test_a_stopped_learner_is_not_waited_for(teaching):
+    one = teaching()
+    one.live.stop()
+    with pytest.raises(UserError, match="stopped"):
+        snapshot_of(one.live)
+
+
+def test_without_a_memory_outputs_are_compared_on_noise():
+    config = LearnerConfig(height=8, width=8, nf=4, method="finetune", memory=MemoryConfig(samples=10))
+    learner = Learner(config, "cpu")
+    learner.observe(np.zeros((4, 8, 8, 3), np.uint8), [5, 5, 5, 5])
+    snapshot = snapshot_of_learner(learner, {5: ClassLabel(5, "five")})
+    assert snapshot.images.shape == parity_images(snapshot).shape == (64, 8, 8, 3)
+    assert snapshot.images.std() > 50
+
+
+def test_few_images_of_the_memory_are_repeated_to_a_full_batch(teaching):
+    one = teaching()
+    one.teach(0, 3)
+    snapshot = snapshot_of(one.live)
+    repeated = parity_images(snapshot)
+    assert len(repeated) == 64 and np.array_equal(repeated[3], snapshot.images[0])

@@ -1,0 +1,173 @@
+"""A learner that publishes itself while it learns."""
+
+import time
+
+import pytest
+from export_parts import Teaching
+
+from edge_hpcr.errors import UserError
+from export.manifest import read_latest
+from export.model import Classifier
+from export.publish import Policy, Refused, publish, rollback, rollforward, versions
+from export.publisher import Publisher
+from export.snapshot import _copy, snapshot_of
+
+
+@pytest.fixture
+def teaching(tmp_path):
+    made, publishers = [], []
+
+    def make(policy=None, every_steps=None, every_seconds=None, **settings):
+        one = Teaching(tmp_path / "w", **settings)
+        made.append(one)
+        publishers.append(Publisher(one.live, policy, every_steps, every_seconds))
+        return one, publishers[-1]
+
+    yield make
+    for publisher in publishers:
+        publisher.stop()
+    for one in made:
+        one.close()
+
+
+def numbers(one):
+    return [manifest.version for manifest in versions(one.exports)]
+
+
+def attempt(one, publisher):
+    """Wait for the next one that begins after now."""
+    asked = time.time()
+    one.until(lambda: (publisher.status().at or 0) > asked and publisher.status().phase == "waiting")
+    asked = time.time()
+    one.until(lambda: (publisher.status().at or 0) > asked)
+    return publisher.status()
+
+
+def test_what_has_been_learned_is_published_by_itself_and_again_when_there_is_more(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    publisher.start()
+    one.teach(0)
+    one.until(lambda: numbers(one))
+    class_id = one.teach(1)
+    one.until(lambda: class_id in [c.id for c in Classifier.load(one.exports, "cpu", 1).info.classes])
+    status = publisher.status()
+    assert status.problem is None
+    one.until(lambda: publisher.status().published is not None)
+
+
+def test_nothing_is_published_before_there_is_a_class_nor_when_nothing_is_new(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    publisher.start()
+    assert attempt(one, publisher).problem is None and numbers(one) == []
+    one.teach(0)
+    one.until(lambda: numbers(one))
+    one.until(lambda: one.live.phase == "idle")
+    attempt(one, publisher)
+    before = numbers(one)
+    attempt(one, publisher)
+    assert numbers(one) == before
+
+
+def test_a_new_name_alone_is_news(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    publisher.start()
+    zero = one.teach(0)
+    one.until(lambda: numbers(one))
+    one.journal.rename_class(zero, "nought")
+    one.until(lambda: versions(one.exports)[-1].classes[0].name == "nought")
+
+
+def test_it_waits_for_the_number_of_steps(teaching):
+    one, publisher = teaching(every_steps=6)
+    publisher.start()
+    one.teach(0, 1)
+    steps = one.live.learner.step
+    assert 0 < steps < 6
+    time.sleep(0.7)  # longer than its look at the learner
+    assert numbers(one) == []
+    while one.live.learner.step < 6:
+        one.teach(0, 2)
+    one.until(lambda: numbers(one))
+    assert versions(one.exports)[0].step >= 6
+
+
+def test_learning_goes_on_while_a_version_is_made(teaching):
+    one, publisher = teaching(every_seconds=0.05, idle_steps=100_000, idle_share=1.0)
+    one.teach(0)
+    one.teach(1)
+    steps = []
+
+    def publishing():
+        return publisher.status().phase == "publishing"
+
+    publisher.start()
+    for _ in range(3):
+        one.until(publishing)
+        begun = one.live.learner.step
+        one.until(lambda: not publishing())
+        steps.append(one.live.learner.step - begun)
+    assert max(steps) >= 2, "more than the step that the copy waited for"
+    assert publisher.status().problem is None
+
+
+def test_a_copy_stops_the_learning_for_less_than_a_step(teaching):
+    one, _ = teaching(every_seconds=60)
+    one.teach(0, 10)
+    took = one.live.call(lambda: _seconds(one.live.learner.rehearse)).result(60)
+    copied = one.live.call(lambda: _seconds(lambda: _copy(one.live.learner, True))).result(60)
+    assert copied < took
+    assert snapshot_of(one.live).step == one.live.learner.step
+
+
+def _seconds(run):
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+def test_after_a_rollback_it_waits_for_a_person(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    publisher.start()
+    for digit in (0, 1):
+        one.teach(digit)
+        one.until(lambda: versions(one.exports) and len(versions(one.exports)[-1].classes) == digit + 1)  # noqa: B023
+    rollback(one.exports)
+    before = numbers(one)
+    one.teach(2)
+    one.until(lambda: "rolled back from version" in (publisher.status().problem or ""))
+    assert numbers(one) == before and read_latest(one.exports).version == before[-2]
+    with pytest.raises(Refused, match="rolled back from version"):
+        publish(one.exports, snapshot_of(one.live), variants=(), by_hand=False)
+    rollforward(one.exports)
+    one.until(lambda: numbers(one)[-1] > before[-1])
+    one.until(lambda: publisher.status().problem is None)
+
+
+def test_a_refusal_is_kept_for_the_status(teaching):
+    one, publisher = teaching(Policy(tolerance=1e-12), every_seconds=0.05)
+    one.teach(0)
+    one.teach(1)
+    publisher.start()
+    one.until(lambda: publisher.status().problem)
+    assert "differs from the network" in publisher.status().problem
+    assert publisher.status().published is None and numbers(one) == []
+
+
+def test_a_learner_that_has_stopped_is_a_problem_and_no_crash(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    one.live.stop()
+    publisher.start()
+    deadline = time.monotonic() + 60
+    while publisher.status().problem is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "stopped" in publisher.status().problem
+    publisher.stop()
+    assert publisher.status().phase == "stopped"
+
+
+@pytest.mark.parametrize(
+    "how_often", [{}, {"every_steps": 0}, {"every_seconds": -1.0}, {"every_seconds": float("nan")}]
+)
+def test_how_often_must_make_sense(teaching, how_often):
+    with pytest.raises(UserError, match=r"how often|positive"):
+        teaching(**how_often)
