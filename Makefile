@@ -4,42 +4,57 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+DEVICE_VENV := .venv-device
+INSTALLED_DEVICE := $(DEVICE_VENV)/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench install install-dev clean
+.PHONY: help run test check bench browser screenshots install install-dev install-device clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: install ## set up, then run the quick benchmark on the embedded digits
-	$(BIN)/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick --fresh
+run: install ## set up, then open the app on http://127.0.0.1:7860 (its workspace: ./workspace)
+	$(BIN)/python -m app
 
-test: check ## set up, check, then run every test
-	$(BIN)/python -m pytest
+# Two at a time, a file each: most of a browser's test is waiting.
+test: check browser ## set up, check, then run every test
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: install-dev ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install ## measure this machine: a training step, then kills, latency, a soak and restarts (about an hour)
+bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
 	$(BIN)/python -m edge_hpcr speed --out results/speed.json
+	$(BIN)/python -m export bench --out results/latency.json
+	$(BIN)/python tests/app_bench.py --out results/app.json
 	$(BIN)/python -m edge_hpcr endure all --out results/endurance.json
+
+screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
+	$(BIN)/python tests/screenshots.py
+
+# What the system has, what its packages have, or what Playwright brings, in this order.
+browser: install-dev ## a Chromium for the tests, if there is none
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| $(BIN)/python -m playwright install chromium
 
 install: $(INSTALLED) ## create .venv with what running needs
 install-dev: $(INSTALLED_DEV) ## the same with what testing needs
+install-device: $(INSTALLED_DEVICE) ## create .venv-device with what a device needs that only classifies: no torch
 
-clean: ## remove .venv and the caches; runs, data and workspaces stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+clean: ## remove both .venvs and the caches; runs, data and workspaces stay
+	rm -rf $(VENV) $(DEVICE_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written after pip has succeeded, never before: an interrupted installation is taken up again.
 $(INSTALLED): requirements.txt $(BIN)/python
 	$(check_python)
-	@$(venv_is_whole) 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(call venv_is_whole,$(VENV)) 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing $< into $(VENV): a few GB on Linux x86_64, several minutes the first time."
 	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
@@ -48,11 +63,17 @@ $(INSTALLED_DEV): requirements-dev.txt $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
+$(INSTALLED_DEVICE): export/requirements.txt $(DEVICE_VENV)/bin/python
+	$(check_python)
+	@$(call venv_is_whole,$(DEVICE_VENV)) 2>/dev/null || $(PYTHON) -m venv --clear $(DEVICE_VENV)
+	$(DEVICE_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
 # No recipe: while this is missing, or dangles after a Python upgrade, what depends on it is made again.
-$(BIN)/python:
+$(BIN)/python $(DEVICE_VENV)/bin/python:
 
 # A venv cut short has an interpreter but no working pip.
-venv_is_whole = $(BIN)/python -c 'import pip._internal, sys; sys.exit(sys.version_info < (3, 11))'
+venv_is_whole = $(1)/bin/python -c 'import pip._internal, sys; sys.exit(sys.version_info < (3, 11))'
 
 found_python = $(shell $(PYTHON) -c 'import sys; print("good" if sys.version_info >= (3, 11) else "version %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "not to be found")
 check_python = $(if $(filter good,$(found_python)),,$(error Python 3.11 or newer is needed, but $(PYTHON) is $(found_python): name another with PYTHON=python3.11))

@@ -1,1 +1,1 @@
-"""The Gradio app comes here: label what the camera sees, watch it learn, manage classes and memory."""
+"""The page on which people teach a learner, watch it, and trust it or not. `python -m app --help` says more."""

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,7 @@ from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.split import STREAMS, SplitStream, blurry, split
 
 SAVE_EVERY_SECONDS = 60.0
+PROGRESS_EVERY_SECONDS = 2.0
 _NEWER_SETTINGS = {"stream": "split"}  # what runs did before they said so
 RECENT_STEPS = 100  # over which the progress bar's accuracy is taken
 
@@ -107,6 +108,7 @@ class Run:
         self.folder = Path(out)
         self.result_path = self.folder / f"{config.name}.json"
         self.checkpoint_path = self.folder / f"{config.name}.checkpoint"
+        self.progress_path = self.folder / f"{config.name}.progress"
         self.dataset = data.load(config.dataset, root)
         kind = methods.method_class(config.learner.method)
         self.samples_a_step = kind.samples_a_step
@@ -155,10 +157,12 @@ class Run:
             result = self.result()
             _write_json(self.result_path, result)
             checkpoint.remove(self.checkpoint_path)
+            self.progress_path.unlink(missing_ok=True)
             return result
 
     def _train(self, bar_position: int, on_step: Callable[[Run], None] | None) -> None:
-        saved = time.monotonic()
+        saved = shown = time.monotonic()
+        self._show_progress()
         with self._progress_bar(bar_position) as bar, _stop_on_signal(self):
             while self.progress.task < len(self.stream.tasks):
                 task = self.stream.tasks[self.progress.task]
@@ -169,6 +173,9 @@ class Run:
                     if self.stop_requested:
                         self.save()
                         raise Interrupted
+                    if time.monotonic() - shown > PROGRESS_EVERY_SECONDS:
+                        self._show_progress()
+                        shown = time.monotonic()
                     if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                         self.save()
                         saved = time.monotonic()
@@ -176,6 +183,7 @@ class Run:
                 self.progress.task += 1
                 self.progress.position = 0
                 self._report_task(bar)
+                self._show_progress()
                 self.save()
                 saved = time.monotonic()
 
@@ -230,18 +238,41 @@ class Run:
 
     def _report_task(self, bar: tqdm) -> None:
         if bar.disable:
-            seconds = self.progress.train_seconds + self.progress.eval_seconds
-            left = (
-                seconds
-                / len(self.progress.step_seconds)
-                * (self.steps_in_all - len(self.progress.step_seconds))
-            )
             print(
                 f"{self.config.name}: task {self.progress.task} of {len(self.stream.tasks)}{self._last_accuracy()}, "
-                f"{seconds / 60:.1f} min, about {left / 60:.1f} min left",
+                f"{self._seconds / 60:.1f} min, about {self._seconds_left / 60:.1f} min left",
                 file=sys.stderr,
                 flush=True,
             )
+
+    @property
+    def _seconds(self) -> float:
+        return self.progress.train_seconds + self.progress.eval_seconds
+
+    @property
+    def _seconds_left(self) -> float:
+        done = len(self.progress.step_seconds)
+        return self._seconds / done * (self.steps_in_all - done)
+
+    def _show_progress(self) -> None:
+        """Where the run stands, in a small file for whoever watches from another process."""
+        progress = self.progress
+        facts = {
+            "task": progress.task,
+            "tasks": len(self.stream.tasks),
+            "step": len(progress.step_seconds),
+            "steps": self.steps_in_all,
+            "incoming": float(np.mean(self._recent)) if self._recent else None,
+            "accuracy_matrix": progress.accuracy,
+            "ema_accuracy_matrix": progress.ema_accuracy,
+            "seconds": self._seconds,
+            "seconds_left": self._seconds_left if progress.step_seconds else None,
+        }
+        temporary = self.progress_path.with_name(self.progress_path.name + ".writing")
+        # Perhaps nobody watches: a full disk stops the run when it has something to save, not here.
+        with suppress(OSError):
+            temporary.write_text(json.dumps(facts, allow_nan=False))
+            temporary.replace(self.progress_path)
 
     def save(self) -> None:
         self.progress.peak_rss_bytes = max(self.progress.peak_rss_bytes, _peak_rss())

@@ -164,13 +164,16 @@ class Session:
         while not self._stops:
             self._say(self.stream.state().message)
             if self.intake.must_wait:
+                self._keep(self.intake.flush)
                 self.live.wait_until_caught_up(STATUS_SECONDS[True])
                 continue
             try:
                 frame = self.stream.read(timeout=STATUS_SECONDS[True])
             except EndOfStream:
                 return True
-            if frame is not None and not self._keep(partial(self.intake.take, frame)):
+            if frame is None:
+                self._keep(self.intake.flush)  # labels that no further frame would carry along
+            elif not self._keep(partial(self.intake.take, frame)):
                 time.sleep(STATUS_SECONDS[True])
             self.intake.count_dropped(self.stream.state().dropped)
         return False

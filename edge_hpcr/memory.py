@@ -264,6 +264,10 @@ class ReplayMemory:
         """The ids of the held samples, in the order of their slots."""
         return self._heads.head(self._count)["id"].copy()
 
+    def labels(self) -> np.ndarray:
+        """The class columns of the held samples, in the order of their slots."""
+        return self._heads.head(self._count)["label"].astype(np.int64)
+
     def drop_class(self, column: int) -> int:
         """Forget a class, its samples and its column of the logits; later columns move down by one."""
         self._check_column(column)

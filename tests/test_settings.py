@@ -23,7 +23,7 @@ def test_settings_that_a_file_does_not_name_have_their_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("image_size", 4, "image_size 4: give at least 8 and at most 1024"),
+        ("image_size", 4, "image_size 4: give at least 8 and at most 256"),
         ("image_size", 32.0, "image_size 32.0: give a whole number"),
         ("image_size", True, "image_size True: give a whole number"),
         ("memory_bytes", 0, "memory_bytes 0: give at least 1"),

@@ -198,6 +198,8 @@ def bare(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "requirements.txt").touch()
     (tmp_path / "requirements-dev.txt").touch()
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "requirements.txt").touch()
     return tmp_path
 
 
@@ -205,11 +207,20 @@ def test_the_top_level_is_complete():
     assert [name for name in TOP_LEVEL if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("file", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("file", ["requirements.txt", "requirements-dev.txt", "export/requirements.txt"])
 def test_every_requirement_is_pinned_to_one_exact_version(file: str):
     pins = {str(requirement): str(requirement.specifier) for requirement in requirements(file)}
     assert pins
     assert [name for name, pin in pins.items() if not re.fullmatch(r"==\d+(\.\d+)+", pin)] == []
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_device_has_the_versions_that_the_trainer_tried_its_models_with(machine: str):
+    trainers = {r.name: r.specifier for r in requirements("requirements.txt") if applies(r, machine)}
+    trainers.setdefault("onnxruntime", trainers.get("onnxruntime-gpu"))  # the same, built with CUDA
+    devices = {r.name: r.specifier for r in requirements("export/requirements.txt")}
+    assert set(devices) == {"numpy", "opencv-python-headless", "onnxruntime"}
+    assert devices == {name: trainers[name] for name in devices}
 
 
 def test_the_dev_requirements_build_on_those_for_running():
@@ -323,19 +334,17 @@ def test_every_package_the_program_imports_is_a_requirement_of_its_own():
 
 def test_make_alone_lists_the_targets(bare: Path):
     listed = re.findall(r"^  make ([a-z-]+) +\S", make(at=bare).stdout, re.MULTILINE)
-    assert {"run", "test", "check", "bench", "clean"} <= set(listed)
+    assert {"run", "test", "check", "bench", "install-device", "clean"} <= set(listed)
 
 
-def test_make_run_installs_and_then_runs_the_quick_benchmark(bare: Path):
+def test_make_run_installs_and_then_starts_the_app(bare: Path):
     steps = make("-n", "run", at=bare).stdout.splitlines()
     install = next(
         i for i, step in enumerate(steps) if "pip install" in step and "-r requirements.txt" in step
     )
-    bench = steps.index(
-        ".venv/bin/python -m edge_hpcr bench --dataset digits --method hpcr --budget 200KB --out runs/quick --fresh"
-    )
+    app = steps.index(".venv/bin/python -m app")
     assert "-m venv" in " ".join(steps[:install])
-    assert install < bench == len(steps) - 1
+    assert install < app == len(steps) - 1
     assert "requirements-dev.txt" not in " ".join(steps)
 
 
@@ -353,9 +362,11 @@ def test_make_test_installs_checks_and_then_tests(bare: Path):
     assert places == sorted(places)
 
 
-def test_make_bench_measures_the_step_and_then_the_endurance(bare: Path):
-    assert make("-n", "bench", at=bare).stdout.splitlines()[-2:] == [
+def test_make_bench_measures_the_step_the_models_the_app_and_the_endurance(bare: Path):
+    assert make("-n", "bench", at=bare).stdout.splitlines()[-4:] == [
         ".venv/bin/python -m edge_hpcr speed --out results/speed.json",
+        ".venv/bin/python -m export bench --out results/latency.json",
+        ".venv/bin/python tests/app_bench.py --out results/app.json",
         ".venv/bin/python -m edge_hpcr endure all --out results/endurance.json",
     ]
 
@@ -389,6 +400,21 @@ def test_an_installation_is_remembered_once_it_is_whole_and_until_something_chan
     assert "-r requirements.txt" in make("-n", "run", at=bare).stdout
 
 
+def test_a_device_gets_a_venv_of_its_own_with_its_own_requirements(bare: Path):
+    (bare / "export" / "requirements.txt").write_text("./no-such-package\n")
+    failed = make("install-device", at=bare)
+    assert failed.returncode != 0 and "no-such-package" in failed.stderr
+    (bare / "export" / "requirements.txt").write_text("")
+    assert "-r export/requirements.txt" in make("-n", "install-device", at=bare).stdout
+    assert make("install-device", at=bare).returncode == 0
+    interpreter = bare / ".venv-device" / "bin" / "python"
+    assert subprocess.run([interpreter, "-m", "pip", "--version"], check=False).returncode == 0
+    assert not (bare / ".venv").exists(), "the trainer's gigabytes stay away"
+    assert "pip" not in make("-n", "install-device", at=bare).stdout, "a second time there is nothing to do"
+    make("clean", at=bare)
+    assert not (bare / ".venv-device").exists()
+
+
 @pytest.mark.parametrize("python", ["too old", "missing"])
 def test_a_python_that_is_too_old_or_missing_is_refused_in_one_line(bare: Path, python: str):
     (bare / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 10, 4, 'final', 0)\n")
@@ -417,30 +443,3 @@ def test_ci_runs_make_test_and_removes_only_the_venv_it_made(
     assert ended.stdout.splitlines()[-1] == "3 passed in 1s"
     assert (ended.returncode == 0) == (outcome == "true")
     assert (tmp_path / ".venv").exists() == there_before
-
-
-def test_the_dockerfile_installs_and_starts_through_the_makefile():
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
-    runs = [argument for instruction, argument in steps if instruction == "RUN"]
-    made = [command for command in runs if command.startswith("make ")]
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert made == ["make install"]
-    assert {command.removeprefix("make ") for command in made} <= targets
-    assert [command for command in runs if re.search(r"\b(pip|venv|uv|conda)\b", command)] == []
-    assert ["ENTRYPOINT", '["make"]'] in steps
-    assert ["CMD", '["run"]'] in steps
-
-
-def test_the_image_runs_without_root_and_keeps_data_outside():
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
-    assert [line for line in lines if line.startswith("USER")] == ["USER edge"]
-    assert lines.index("USER edge") < lines.index("RUN make install")
-    assert "VOLUME /data" in lines
-    assert "ENV EDGE_HPCR_DATA=/data" in lines
-
-
-def test_what_git_ignores_stays_out_of_the_image_too():
-    git = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
-    docker = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()}
-    assert git - docker == set()

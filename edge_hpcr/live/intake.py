@@ -22,6 +22,10 @@ LARGEST_IMAGE = 1_000_000  # bytes; a stored image has 512 pixels a side at most
 DISK_SECONDS = 1.0
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
 ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
+DISK_IS_FULL = (
+    "the disk budget is full of images that are needed: new frames are no longer queued; raise disk_bytes, or delete "
+    "samples"
+)
 REMEMBERED = 512  # hashes of what was queued or labelled before a restart
 
 
@@ -69,11 +73,9 @@ class Intake:
         if frame.digest is not None and self.workspace.journal.known_source(frame.digest) is not None:
             return self._skipped(answer, "known")
         if self._disk_is_full():
-            self.live.report(
-                "the disk budget is full of images that are needed: new frames are no longer queued; raise disk_bytes, "
-                "or delete samples"
-            )
+            self.live.report(DISK_IS_FULL)
             return self._skipped(answer, "disk")
+        self.live.settle(DISK_IS_FULL)
         hash64 = perceptual_hash(frame.image)
         # With a single class it is sure of everything, which means nothing.
         sure = answer.best if len(answer.top) > 1 and not answer.unknown else None
@@ -129,12 +131,14 @@ class Intake:
 
     def flush(self) -> None:
         """Write the labelled frames that were collected: images first, then labels, then the learner hears of it."""
-        labelled, self._labelled = self._labelled, []
-        if not labelled:
+        if not self._labelled:
             return
+        labelled = self._labelled[-MOST_WAITING:]
+        # If the disk is full they stay, and the next time may have room.
         ids = self.workspace.take_many(
             [Taken(f.image, f.origin, f.digest, perceptual_hash(f.image)) for f, _ in labelled]
         )
+        self._labelled = []
         self.workspace.journal.label_each(
             (sample_id, class_id) for (_, class_id), sample_id in zip(labelled, ids, strict=True)
         )
@@ -146,7 +150,9 @@ class Intake:
 
     @property
     def must_wait(self) -> bool:
-        """The learner is far behind with labels."""
+        """The learner is far behind with labels, or a full disk keeps them from it."""
+        if len(self._labelled) >= LABELS_AT_ONCE:
+            return True
         return self.workspace.journal.last_seq - self.live.follower.applied > MOST_WAITING
 
     def count_dropped(self, dropped: int) -> None:

@@ -48,6 +48,7 @@ TEST_SHARE = 0.1  # of the time, at most
 TEST_BATCH = 64
 MOST_SUSPECTS, SUSPICIONS_KEPT = 1000, 50
 PROBLEMS_KEPT = 20
+FEWEST_CLASSES = 2  # that a memory must have room for
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,27 @@ class LiveLearner:
             self.learner.memory.resize(wanted)
         self.learner.average_weights(learner_config(settings).ema_decay)
 
+    @property
+    def untaught(self) -> bool:
+        """Whether nothing has been learned yet, not even that there is a class."""
+        return self.learner.step == 0 and self.follower.applied == 0
+
+    def make_anew(self) -> None:
+        """With the image size and the method that the settings say now; by `call`, before anything has been learned."""
+        settings = self.workspace.settings
+        made = self.learner.config
+        if (made.height, made.method) == (settings.image_size, settings.method):
+            return
+        if not self.untaught:
+            raise UserError(
+                f"this workspace has learned {made.height} pixels with {made.method}, which stays so: for another image "
+                "size or method, export the labelled images and import them into a new workspace"
+            )
+        learner = Learner(learner_config(settings), self.device)
+        learner.memory.check_holds(FEWEST_CLASSES)
+        self.predictor = Predictor(learner, settings.averaged)
+        self.learner = learner
+
     # For other threads ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -141,9 +163,14 @@ class LiveLearner:
 
     def report(self, problem: str) -> None:
         """Something that a person should know; the last few are in the status."""
-        LOG.warning("%s", problem)
         if problem not in self.problems:
+            LOG.warning("%s", problem)
             self.problems.append(problem)
+
+    def settle(self, problem: str) -> None:
+        """It is no more."""
+        if problem in self.problems:
+            self.problems.remove(problem)
 
     def notify(self) -> None:
         """The journal has something new; without this it is noticed within half a second."""
@@ -177,6 +204,24 @@ class LiveLearner:
             self._requests.append((work, future))
             self._wake.notify_all()
         return future
+
+    def resize_memory(self, memory_bytes: int, codec: str) -> Future[tuple[int, int]]:
+        """Another budget and encoding, between two steps and for good; the answer is what it held and what it holds."""
+        config = MemoryConfig(bytes=memory_bytes, codec=codec)
+
+        def resize() -> tuple[int, int]:
+            memory = self.learner.memory
+            held, before = len(memory), memory.config
+            memory.resize(config)  # first: settings that the memory cannot follow would not open again
+            try:
+                self.workspace.change_settings(memory_bytes=memory_bytes, codec=codec)
+            except UserError:
+                memory.resize(before)
+                raise
+            self._write_status(force=True)
+            return held, len(memory)
+
+        return self.call(resize)
 
     def prepare(self, frame: np.ndarray) -> np.ndarray:
         """A frame as the learner sees it."""
@@ -223,6 +268,7 @@ class LiveLearner:
 
     def _run(self) -> None:
         cores = os.cpu_count() or 1
+        torch.get_num_threads()  # a thread's first use of PyTorch would otherwise set the number once more
         torch.set_num_threads(self.workspace.settings.threads or max(1, cores - 1))
         keep_freed_memory()
         try:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Workspace:
         self.files = SampleFiles(layout.images)
         self.report = report  # what was found damaged at the opening, and what became of it
         self._lock = lock
+        self._changing = threading.Lock()
 
     @classmethod
     def open(cls, path: Path | str, create: bool = True, learning: bool = True) -> "Workspace":
@@ -91,11 +93,12 @@ class Workspace:
 
     def change_settings(self, **changes: object) -> Settings:
         """Change settings for good; learner and journal take over what they can at once."""
-        changed = self.settings.replace(**changes)
-        changed.save(self.layout.settings)
-        self.settings = changed
-        self.journal.held_out_share = changed.held_out_share
-        return changed
+        with self._changing:
+            changed = self.settings.replace(**changes)
+            changed.save(self.layout.settings)
+            self.settings = changed
+            self.journal.held_out_share = changed.held_out_share
+            return changed
 
     # Samples ------------------------------------------------------------------------------------------------------
 

@@ -33,21 +33,23 @@ class SourceFile:
     read: Callable[[], bytes]  # `BadImage` says why not
 
 
-def check_source(source: Path) -> None:
+def check_source(source: Path, called: Path | None = None) -> None:
     """Refuse what can be no source of an import, without reading all of it."""
+    name = called or source
     try:
         if not source.exists():
-            raise UserError(f"{source}: there is no such folder or zip file")
+            raise UserError(f"{name}: there is no such folder or zip file")
         if source.is_dir() or (source.is_file() and zipfile.is_zipfile(source)):
             return
     except OSError as error:
-        raise UserError(f"{source} cannot be read: {error.strerror}") from error
-    raise UserError(f"{source} is no folder and no whole zip file: name one with a folder for each class")
+        raise UserError(f"{name} cannot be read: {error.strerror}") from error
+    raise UserError(f"{name} is no folder and no whole zip file: name one with a folder for each class")
 
 
 @contextmanager
-def open_source(source: Path, refuse: BadFile) -> Iterator[list[SourceFile]]:
-    """The files of a folder or a zip, in natural order, hidden ones left out."""
+def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> Iterator[list[SourceFile]]:
+    """The files of a folder or a zip, in natural order, hidden ones left out; `called` stands for a zip's path."""
+    name = called or source
     if source.is_dir():
         try:
             paths = list(walk(source, refuse))
@@ -61,11 +63,11 @@ def open_source(source: Path, refuse: BadFile) -> Iterator[list[SourceFile]]:
     try:
         bundle = zipfile.ZipFile(source)
     except _ZIP_DAMAGE as error:
-        raise UserError(f"{source} is damaged, no whole zip ({error}): copy or make it again") from error
+        raise UserError(f"{name} is damaged, no whole zip ({error}): copy or make it again") from error
     except OSError as error:
-        raise UserError(f"{source} cannot be read: {error.strerror}") from error
+        raise UserError(f"{name} cannot be read: {error.strerror}") from error
     with bundle:
-        yield _without_top(_zip_files(source, bundle))
+        yield _without_top(_zip_files(name, bundle))
 
 
 def _read_file(path: Path) -> bytes:

@@ -37,6 +37,10 @@ class Layout:
         return self.path / "exports"
 
     @property
+    def benchmarks(self) -> Path:
+        return self.path / "benchmarks"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 
@@ -49,7 +53,15 @@ class Layout:
 
     def strangers(self) -> list[str]:
         """What lies there and is not ours. Ours may be there alone: a new workspace whose making was cut short."""
-        ours = {"images", "checkpoints", "quarantine", "exports", "lock", "settings.json.writing"}
+        ours = {
+            "images",
+            "checkpoints",
+            "quarantine",
+            "exports",
+            "benchmarks",
+            "lock",
+            "settings.json.writing",
+        }
         names = (entry.name for entry in self.path.iterdir())
         return sorted(name for name in names if name not in ours and not name.startswith("."))
 

@@ -13,6 +13,7 @@ from edge_hpcr.codec import CODECS
 from edge_hpcr.errors import UserError, one_of
 
 FORMAT = 1
+LABELS = ("none", "folders")  # as streams know them
 
 
 def _setting(
@@ -42,7 +43,7 @@ class Settings:
     200
     """
 
-    image_size: int = _setting(32, "side of the square images that are learned, in pixels", 8, 1024)
+    image_size: int = _setting(32, "side of the square images that are learned, in pixels", 8, 256)
     method: str = _setting("hpcr", "how it learns: one of the benchmark's methods")
     memory_bytes: int = _setting(2_000_000, "replay memory, in bytes", 1)
     codec: str = _setting("raw", "how the replay memory keeps images", choices=CODECS)
@@ -71,6 +72,15 @@ class Settings:
     unknown_share: float = _setting(
         0.05, "share of held-out samples that may be called unknown by mistake", 0, 1
     )
+    source: str = _setting("digits", "what the app shows to the learner when it starts")
+    source_labels: str = _setting(
+        "none", "whether that source's sub-folders name the classes", choices=LABELS
+    )
+    publish_seconds: int = _setting(0, "seconds between two publications of the model by the app; 0: by hand")
+    publish_most_drop: float = _setting(
+        0.02, "held-out accuracy that a model may lose against the last and still be published", 0, 1
+    )
+    publish_keep: int = _setting(10, "published versions kept", 1, 1000)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -223,20 +223,24 @@ def import_samples(
     source: Path,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
+    called: Path | None = None,
 ) -> Imported:
     """Take in and label the images of a folder or a zip that holds a folder for each class.
 
     The first folder on the way to an image names its class, in any case; an export of ours brings its real names and
     colours. An image that is here already stays as it is, deleted or labelled otherwise; but one that only waits in
     the queue is labelled: an import that was killed may have left it there. So the same import again goes on.
+    `called` is what people know a zip as, if it lies under a name that says nothing to them.
     """
     source = Path(source)
-    check_source(source)
+    check_source(source, called)
     _refuse_inside(workspace, Path(os.path.realpath(source)))
     job = _Import(workspace)
-    with open_source(source, job.refuse) as files:
+    with open_source(source, job.refuse, called) as files:
         if not files and not job.result.bad:
-            raise UserError(f"{source} holds no files: a folder for each class, with images, is expected")
+            raise UserError(
+                f"{called or source} holds no files: a folder for each class, with images, is expected"
+            )
         chunks = job.plan(files)
         total = sum(len(chunk) for _, chunk in chunks)
         done = 0

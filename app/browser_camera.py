@@ -1,0 +1,55 @@
+"""The camera of a browser: it sends its frames here, and the learner sees them like those of any other camera."""
+
+import time
+
+import numpy as np
+
+from edge_hpcr.streams import Frame, Stream, StreamState
+from edge_hpcr.streams.contract import size_of
+from edge_hpcr.streams.newest import NewestFrame
+
+SPEC = "browser"  # what a person chooses as the source
+STALLED_SECONDS = 3.0
+RATE_OVER = 2.0  # seconds
+
+
+class BrowserCamera(Stream):
+    """Frames are pushed by whichever page has the camera; when several do, the newest frame counts."""
+
+    live = True
+    name = "browser camera"
+
+    def __init__(self) -> None:
+        self._newest = NewestFrame()
+        self._arrivals: list[float] = []
+        self._frames = 0
+        self._size: tuple[int, int] | None = None
+        self._closed = False
+
+    def push(self, image: np.ndarray) -> None:
+        now = time.monotonic()
+        self._arrivals = [*(at for at in self._arrivals if now - at < RATE_OVER), now]
+        self._frames += 1
+        self._size = size_of(image)
+        self._newest.put(Frame(image, self.name, None, None, time.time()))
+
+    def read(self, timeout: float) -> Frame | None:
+        return self._newest.take(timeout)
+
+    def state(self) -> StreamState:
+        phase, message = self._phase()
+        return StreamState(phase, message, self._frames, self._newest.dropped, 0, self._size)
+
+    def _phase(self) -> tuple[str, str]:
+        if self._closed:
+            return "closed", "closed"
+        if not self._arrivals:
+            return "opening", "waiting for a browser to send its camera's picture"
+        silent = time.monotonic() - self._arrivals[-1]
+        if silent > STALLED_SECONDS:
+            return "stalled", f"no frame for {silent:.0f} s: is the page with the camera still open?"
+        return "live", f"live, {len(self._arrivals) / RATE_OVER:.0f} frames/s"
+
+    def close(self) -> None:
+        self._closed = True
+        self._newest.close()

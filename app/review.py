@@ -1,0 +1,191 @@
+"""Pages of samples for the Review tab: the queue, and the labelled samples, suspicious labels first on demand."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from app.studio import Studio
+from edge_hpcr.errors import UserError, one_of
+from edge_hpcr.label_queue import UNKNOWN, rank
+from edge_hpcr.live.suspicious import Suspicion
+from edge_hpcr.workspace.database import as_user_errors, open_read_only
+from edge_hpcr.workspace.records import SampleRow
+from edge_hpcr.workspace.tables import COLUMNS, IDS, to_sample_row
+
+STATES = {"queue": "queued", "labelled": "labelled"}  # of the samples in a view
+PAGE = 60
+MOST_RANKED = 2000  # of a longer queue, those of the highest priority: ranking takes time
+MOST_NAMED = 5000  # ids in one question
+LONGEST_SEARCH = 200
+SMALL = 64  # pixels a side; such images are shown with every pixel sharp
+
+
+def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
+    """One page of a view, as the page's script asks for it.
+
+    view: queue or labelled; page: from 0. Labelled samples can be chosen by `class` (an id) and `search` (a class's
+    name, a sample's id, an origin), and with `doubts=1` the suspicious ones come first. `stay` names samples that are
+    on the screen and keep their places, so that nothing moves under somebody's hand; `selected` asks which of these
+    are still in the view.
+    """
+    view = query.get("view", "queue")
+    one_of("view", view, STATES)
+    path = studio.workspace.layout.journal
+    alike: dict[int, list[int]] = {}
+    # A connection of its own, so that a long list never holds up a label.
+    with closing(open_read_only(path)) as db, as_user_errors(path):
+        db.execute("BEGIN")  # all of it as of one moment
+        doubts = _doubts(studio, db)
+        if view == "queue":
+            ids, alike, total = _queue(studio, db)
+        else:
+            ids = _labelled(studio, db, query, [*doubts] if query.get("doubts") == "1" else [])
+            total = len(ids)
+        pages = max(1, -(-len(ids) // PAGE))
+        number = min(_number(query, "page") or 0, pages - 1)
+        rows = _rows(db, _chosen(ids, number, _ids(query, "stay")))
+        selected = _still(db, STATES[view], _ids(query, "selected"))
+    return {
+        "view": view,
+        "page": number,
+        "pages": pages,
+        "total": total,
+        "selected": selected,
+        "samples": [_described(row, alike.get(row.id), doubts.get(row.id)) for row in rows],
+    }
+
+
+def look_alikes(ids: Sequence[int], hashes: Sequence[int], distance: int) -> list[list[int]]:
+    """The samples in groups of near-duplicates, in the order given; a group's first is like all of its others.
+
+    Not whatever is connected by a chain: its two ends may show different things.
+
+    >>> look_alikes([7, 8, 9], [0b0000, 0b0111, 0b0001], distance=1)
+    [[7, 9], [8]]
+    """
+    codes = np.asarray(hashes, np.uint64)
+    free = np.ones(len(codes), bool)
+    groups = []
+    for index, sample_id in enumerate(ids):
+        if free[index]:
+            near = free & (np.bitwise_count(codes ^ codes[index]) <= distance)
+            near[index] = False
+            groups.append([sample_id, *(ids[other] for other in np.flatnonzero(near).tolist())])
+            free &= ~near
+            free[index] = False
+    return groups
+
+
+# The two views --------------------------------------------------------------------------------------------------------
+
+
+def _queue(studio: Studio, db: sqlite3.Connection) -> tuple[list[int], dict[int, list[int]], int]:
+    """The queue, most informative first; of each sample those that look alike; and how many are queued."""
+    rows = db.execute(
+        "SELECT id, priority, hash64 FROM samples WHERE state = 'queued' ORDER BY priority DESC, id LIMIT ?",
+        (MOST_RANKED,),
+    ).fetchall()
+    hashes = {sample_id: hash64 % 2**64 for sample_id, _, hash64 in rows}
+    ids = rank([*hashes], [priority for _, priority, _ in rows], [*hashes.values()])
+    # A little further than the gate looks, which keeps the closest ones out of the queue.
+    distance = studio.workspace.settings.gate_distance + 2
+    groups = look_alikes(ids, [hashes[sample_id] for sample_id in ids], distance)
+    alike = {sample_id: group for group in groups if len(group) > 1 for sample_id in group}
+    ((total,),) = db.execute("SELECT count(*) FROM samples WHERE state = 'queued'")
+    return ids, alike, total
+
+
+def _labelled(studio: Studio, db: sqlite3.Connection, query: dict[str, str], first: list[int]) -> list[int]:
+    """The labelled samples that are asked for, the latest label first, but before them those named."""
+    where = "state = 'labelled'"
+    values: list[int | str] = []
+    if class_id := _number(query, "class"):
+        where += " AND class_id = ?"
+        values.append(class_id)
+    if text := query.get("search", "").strip()[:LONGEST_SEARCH]:
+        named = [row.id for row in studio.journal.classes() if text.casefold() in row.name.casefold()]
+        pattern = "".join(f"\\{c}" if c in "\\%_" else c for c in text)
+        where += rf" AND (class_id IN {IDS} OR CAST(id AS TEXT) = ? OR origin LIKE ? ESCAPE '\')"
+        values += [json.dumps(named), text.removeprefix("#"), f"%{pattern}%"]
+    found = db.execute(f"SELECT id FROM samples WHERE {where} ORDER BY labelled_seq DESC, id DESC", values)
+    ids = [sample_id for (sample_id,) in found]
+    if first:
+        wanted = set(ids)
+        first = [sample_id for sample_id in first if sample_id in wanted]
+        ids = [*first, *(sample_id for sample_id in ids if sample_id not in set(first))]
+    return ids
+
+
+def _doubts(studio: Studio, db: sqlite3.Connection) -> dict[int, Suspicion]:
+    """The learner's suspicions that still stand, strongest first: a label may have been changed since it looked."""
+    found = {suspicion.sample_id: suspicion for suspicion in studio.live.suspicions}
+    labels = dict(
+        db.execute(
+            f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}",
+            (json.dumps([*found]),),
+        )
+    )
+    live = {class_id for (class_id,) in db.execute("SELECT id FROM classes WHERE state = 'live'")}
+    return {
+        i: doubt for i, doubt in found.items() if labels.get(i) == doubt.class_id and doubt.suggested in live
+    }
+
+
+# Their parts ----------------------------------------------------------------------------------------------------------
+
+
+def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
+    """The ids of a page: those that stay, as far as they are still in the view, then the page's others."""
+    here = set(ids)
+    kept = [sample_id for sample_id in dict.fromkeys(stay) if sample_id in here][:PAGE]
+    shown = set(kept)
+    others = (sample_id for sample_id in ids[number * PAGE : (number + 1) * PAGE] if sample_id not in shown)
+    return [*kept, *others][:PAGE]
+
+
+def _rows(db: sqlite3.Connection, ids: list[int]) -> list[SampleRow]:
+    found = db.execute(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps(ids),))
+    rows = {row.id: row for row in map(to_sample_row, found)}
+    return [rows[sample_id] for sample_id in ids]
+
+
+def _still(db: sqlite3.Connection, state: str, ids: list[int]) -> list[int]:
+    found = db.execute(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))
+    return [sample_id for (sample_id,) in found]
+
+
+def _described(row: SampleRow, alike: list[int] | None, doubt: Suspicion | None) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "class": row.class_id,
+        "held_out": row.held_out,
+        "image": row.has_image,
+        "small": max(row.width, row.height) <= SMALL,
+        "origin": row.origin,
+        "unknown": row.priority >= UNKNOWN,
+        "priority": round(row.priority, 3),
+        "alike": alike,
+        "suggested": doubt.suggested if doubt else None,
+    }
+
+
+def _number(query: dict[str, str], name: str) -> int | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise UserError(f"{name} {text[:20]!r}: write a whole number")
+    return int(text)
+
+
+def _ids(query: dict[str, str], name: str) -> list[int]:
+    parts = [part for part in query.get(name, "").split(",") if part]
+    if len(parts) > MOST_NAMED:
+        raise UserError(f"{len(parts):,} samples were named: name at most {MOST_NAMED:,} at once")
+    return [_number({name: part}, name) or 0 for part in parts]

@@ -1,0 +1,241 @@
+"""What the page's own scripts ask for: the state, the current frame, actions, and pictures of samples.
+
+Gradio serves the page itself. These few routes are beside it because a key press must be on disk and acknowledged
+within a quarter of a second while the learner runs flat out, and because a frame must not leave a temporary file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app import review
+from app.studio import Done, Studio
+from edge_hpcr.errors import UserError
+from edge_hpcr.images import decode_image
+from export.manifest import MANIFEST
+from export.versions import folder_name, versions
+
+LOG = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+SCRIPTS = {path.name: path for path in STATIC.iterdir()}
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+LONGEST_SILENCE = 20.0  # seconds, of an upload
+LARGEST_ACTION = 200_000  # bytes
+LARGEST_FRAME = 4_000_000
+LARGEST_FRAME_PIXELS = 10_000_000
+MOST_IDS = 5000
+NEVER_STORE = {"Cache-Control": "no-store"}
+SAMPLES_STAY = {
+    "Cache-Control": "private, max-age=86400, immutable"
+}  # ids and images belong together for ever
+
+
+def routes(studio: Studio) -> list[Route]:
+    async def healthz(request: Request) -> Response:
+        return Response("ready\n", media_type="text/plain", headers=NEVER_STORE)
+
+    async def state(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(studio.state), headers=NEVER_STORE)
+
+    async def frame(request: Request) -> Response:
+        shown = studio.feeder.shown(request.path_params["number"])
+        return Response(shown.picture, media_type=shown.media_type, headers=NEVER_STORE)
+
+    async def camera(request: Request) -> Response:
+        if studio.feeder.browser_camera is None:
+            return JSONResponse({"wanted": False})
+        data = await _body(request, LARGEST_FRAME)
+        image = await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS)
+        return JSONResponse({"wanted": studio.push_browser_frame(image)})
+
+    async def act(request: Request) -> Response:
+        wish = _parsed(await _body(request, LARGEST_ACTION))
+        done = await run_in_threadpool(perform, studio, wish)
+        # Fresh, or a page would show what was before its own action.
+        now = await run_in_threadpool(studio.state, fresh=True)
+        return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)
+
+    async def sample(request: Request) -> Response:
+        row = await run_in_threadpool(studio.journal.sample, request.path_params["id"])
+        path = studio.workspace.files.folder / row.file
+        if not row.has_image or not path.is_file():
+            return Response("its image is no longer kept\n", 404)
+        return FileResponse(path, headers=SAMPLES_STAY)
+
+    async def samples(request: Request) -> Response:
+        page = await run_in_threadpool(review.page, studio, dict(request.query_params))
+        return JSONResponse(page, headers=NEVER_STORE)
+
+    async def import_zip(request: Request) -> Response:
+        name, size = request.query_params.get("name", ""), request.headers.get("content-length", "")
+        with studio.transfers.receiving(name, int(size) if size.isdecimal() else None) as upload:
+            parts = request.stream()
+            try:
+                # A browser that falls silent must not keep everybody else from importing.
+                while part := await asyncio.wait_for(anext(parts, None), LONGEST_SILENCE):
+                    await run_in_threadpool(upload.write, part)
+            except (ClientDisconnect, TimeoutError) as error:
+                raise UserError("the upload broke off: nothing was imported") from error
+        return JSONResponse({"state": await run_in_threadpool(studio.state, fresh=True)}, headers=NEVER_STORE)
+
+    async def export_zip(request: Request) -> Response:
+        if request.method == "HEAD":  # which must not use up what can be fetched once
+            return Response(headers=NEVER_STORE)
+        file = await run_in_threadpool(studio.transfers.take_export)
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": 'attachment; filename="edge-hpcr-samples.zip"',
+            **NEVER_STORE,
+        }
+        return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+
+    async def model(request: Request) -> Response:
+        return await run_in_threadpool(
+            _model_file, studio, request.path_params["version"], request.path_params["file"]
+        )
+
+    async def bench(request: Request) -> Response:
+        name = request.path_params["name"]
+        path = await run_in_threadpool(studio.runs.result_file, name)
+        if path is None:
+            return Response("there is no such result\n", 404)
+        return FileResponse(path, media_type="application/json", filename=f"{name}.json", headers=NEVER_STORE)
+
+    async def static(request: Request) -> Response:
+        path = SCRIPTS.get(request.path_params["name"])
+        if path is None:
+            return Response("there is no such file\n", 404)
+        # Checked again each time: after an upgrade an old script would not know a new page.
+        return FileResponse(path, media_type=MEDIA_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+
+    def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+        return Route(path, _saying_errors(answer), methods=[method])
+
+    return [
+        route("/healthz", healthz),
+        route("/edge/state", state),
+        route("/edge/frame/{number:int}", frame),
+        route("/edge/camera", camera, "POST"),
+        route("/edge/act", act, "POST"),
+        route("/edge/sample/{id:int}", sample),
+        route("/edge/samples", samples),
+        route("/edge/import", import_zip, "POST"),
+        route("/edge/export.zip", export_zip),
+        route("/edge/model/{version:int}/{file}", model),
+        route("/edge/bench/{name}.json", bench),
+        route("/edge/static/{name}", static),
+    ]
+
+
+def _saying_errors(
+    answer: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer_or_say(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 400, headers=NEVER_STORE)
+        except Exception:
+            LOG.exception("%s %s failed", request.method, request.url.path)
+            return JSONResponse({"error": "something went wrong here; the program's log says what"}, 500)
+
+    return answer_or_say
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(1 << 20):
+            yield piece
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise UserError(f"more than {most:,} bytes were sent: send less at once")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        wish = json.loads(body)
+    except ValueError as error:
+        raise UserError("the request is not JSON") from error
+    if not isinstance(wish, dict) or not isinstance(wish.get("do"), str):
+        raise UserError('the request must be an object like {"do": "undo"}')
+    return wish
+
+
+def perform(studio: Studio, wish: dict[str, Any]) -> Done:
+    """One action of a person's, by its name."""
+    actions: dict[str, Callable[[], Done]] = {
+        "label": lambda: studio.label_frames(_ids(wish, "frames"), _id(wish, "class")),
+        "new_class": lambda: studio.new_class(_text(wish, "name"), _ids(wish, "frames")),
+        "undo": studio.undo,
+        "redo": studio.redo,
+        "hold": lambda: studio.hold(
+            wish.get("held") is True, _id(wish, "frame") if "frame" in wish else None
+        ),
+        "source": lambda: studio.use_source(_text(wish, "source"), _text(wish, "labels", "none")),
+        "label_samples": lambda: studio.label_samples(_ids(wish, "samples"), _id(wish, "class")),
+        "label_samples_as": lambda: studio.label_samples_as(_ids(wish, "samples"), _text(wish, "name")),
+        "dismiss": lambda: studio.dismiss(_ids(wish, "samples")),
+        "delete_samples": lambda: studio.delete_samples(_ids(wish, "samples")),
+        "create_class": lambda: studio.create_class(_text(wish, "name")),
+        "rename_class": lambda: studio.rename_class(_id(wish, "class"), _text(wish, "name")),
+        "recolour_class": lambda: studio.recolour_class(_id(wish, "class"), _text(wish, "colour")),
+        "merge_classes": lambda: studio.merge_classes(_id(wish, "class"), _id(wish, "into")),
+        "delete_class": lambda: studio.delete_class(_id(wish, "class")),
+        "import": lambda: studio.import_folder(_text(wish, "path")),
+        "export": studio.export_samples,
+        "cancel_transfer": studio.cancel_transfer,
+    }
+    if wish["do"] not in actions:
+        raise UserError(f"unknown action {wish['do'][:40]!r}: choose one of {', '.join(actions)}")
+    return actions[wish["do"]]()
+
+
+def _id(wish: dict[str, Any], key: str) -> int:
+    value = wish.get(key)
+    if type(value) is not int or not 0 < value < 2**53:
+        raise UserError(f"the request's {key!r} must be a whole number")
+    return value
+
+
+def _ids(wish: dict[str, Any], key: str) -> list[int]:
+    values = wish.get(key, [])
+    if not isinstance(values, list) or len(values) > MOST_IDS:
+        raise UserError(f"the request's {key!r} must be a list of at most {MOST_IDS} whole numbers")
+    return [_id({key: value}, key) for value in values]
+
+
+def _text(wish: dict[str, Any], key: str, default: str | None = None) -> str:
+    value = wish.get(key, default)
+    if not isinstance(value, str) or len(value) > 2000:
+        raise UserError(f"the request's {key!r} must be a text")
+    return value
+
+
+def _model_file(studio: Studio, version: int, file: str) -> Response:
+    """A file of a published version, if the version's own manifest names it."""
+    exports = studio.workspace.layout.exports
+    for manifest in versions(exports):
+        names = {MANIFEST} | {each.file for each in manifest.files}
+        if manifest.version == version and file in names:
+            return FileResponse(exports / folder_name(version) / file, filename=f"v{version}-{file}")
+    return Response("there is no such version or file\n", 404)

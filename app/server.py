@@ -1,0 +1,130 @@
+"""Start and stop: the workspace is opened, the learner runs, and Gradio serves the page."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app.security import Credentials, Guard
+from edge_hpcr.errors import UserError
+from edge_hpcr.workspace.folder import Workspace
+
+LOG = logging.getLogger(__name__)
+
+LARGEST_UPLOAD = "50mb"  # a picture to try a model on; imports have a route of their own
+TEMPORARY = "edge-hpcr-page-"  # and the process's number
+
+
+class Server:
+    """The app as a whole, from opening the workspace to closing it."""
+
+    def __init__(
+        self,
+        workspace: Path,
+        host: str = "127.0.0.1",
+        port: int = 7860,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._refuse_taken(host, port)
+        self.temporary = _own_temporary_folder()
+        # Gradio asks itself whether it has started; a proxy would be another host.
+        own = f"127.0.0.1,localhost,::1,{host}"
+        # Before Gradio is imported: it reads them then.
+        os.environ.update(
+            NO_PROXY=",".join(filter(None, (os.environ.get("NO_PROXY"), own))),
+            no_proxy=",".join(filter(None, (os.environ.get("no_proxy"), own))),
+            GRADIO_TEMP_DIR=str(self.temporary),
+            GRADIO_ANALYTICS_ENABLED="False",
+            HF_HUB_DISABLE_TELEMETRY="1",
+            GRADIO_SSR_MODE="False",
+        )
+        from app.studio import Studio
+
+        self.host, self.port, self._credentials = host, port, credentials
+        self.workspace = Workspace.open(workspace)
+        try:
+            self.studio = Studio(self.workspace)
+        except BaseException:
+            self.workspace.close()
+            raise
+        self._page: Any = None
+
+    @staticmethod
+    def _refuse_taken(host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise UserError(
+                    f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host and --port"
+                ) from error
+
+    def start(self) -> str:
+        """Serve, in threads of its own; returns the address."""
+        from starlette.middleware import Middleware
+
+        from app import page
+        from app.routes import routes
+
+        self.studio.start()
+        self._page = page.build(self.studio)
+        self._page.queue(default_concurrency_limit=8)
+        self._page.launch(
+            server_name=self.host,
+            server_port=self.port,
+            prevent_thread_lock=True,
+            quiet=True,
+            share=False,
+            inbrowser=False,
+            show_error=True,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            mcp_server=False,
+            pwa=False,
+            ssr_mode=False,
+            max_file_size=LARGEST_UPLOAD,
+            blocked_paths=[str(self.workspace.path.resolve())],
+            theme=page.theme(),
+            head=page.HEAD,
+            app_kwargs={
+                "openapi_url": None,
+                "docs_url": None,
+                "redoc_url": None,
+                "middleware": [Middleware(Guard, credentials=self._credentials, uploads=self.temporary)],
+                "routes": routes(self.studio),
+            },
+        )
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+
+    def stop(self) -> None:
+        """Save and end; nothing that was acknowledged depends on it."""
+        try:
+            if self._page is not None:
+                self._page.close(verbose=False)
+            self.studio.stop()
+        finally:
+            self.workspace.close()
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def _own_temporary_folder() -> Path:
+    """For uploads on their way. Gradio's default is shared by all of its apps, and served to whoever asks."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{TEMPORARY}*"):
+        number = left.name.removeprefix(TEMPORARY).partition("-")[0]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

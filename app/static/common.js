@@ -1,0 +1,75 @@
+// What all tabs share: asking the server, the state that every page shows alike, and small helpers.
+
+/** An element with attributes, listeners (onclick: f) and children; text is never read as HTML. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Whether somebody can see it: other tabs stay in the page, hidden. */
+export const isShown = (element) => Boolean(element && element.offsetParent);
+
+export const percent = (share) => `${Math.round(100 * share)} %`;
+
+export function bytes(size) {
+  for (const [unit, factor] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]])
+    if (size >= factor) return `${(size / factor).toFixed(size < 10 * factor ? 2 : 1)} ${unit}`;
+  return `${size} B`;
+}
+
+export const state = { now: null, listeners: [] };
+
+export function hear(fresh) {
+  state.now = fresh;
+  for (const listener of state.listeners) listener(fresh);
+}
+
+let before = Promise.resolve();
+
+/** Perform an action after those before it; resolves to the answer, or rejects with a sentence for a person. */
+export function act(wish) {
+  const done = before.then(() => send(wish));
+  before = done.catch(() => {});
+  return done;
+}
+
+async function send(wish) {
+  let response;
+  try {
+    response = await fetch("/edge/act", {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(wish),
+    });
+  } catch {
+    throw new Error("the program does not answer: is it still running? Look whether this was saved once it does.");
+  }
+  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+  if (answer.error) throw new Error(answer.error);
+  if (answer.state) hear(answer.state);
+  return answer;
+}
+
+export async function get(path) {
+  const response = await fetch(path);
+  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+  if (answer.error) throw new Error(answer.error);
+  return answer;
+}
+
+/** Ask a question in a dialog; resolves to true when it is confirmed. */
+export function confirmed(question, yes = "Yes") {
+  return new Promise((resolve) => {
+    const dialog = make("dialog", { class: "edge-dialog", onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); } },
+      make("p", {}, question),
+      make("form", { method: "dialog", class: "edge-row" },
+        make("button", { value: "no", class: "edge-button" }, "Cancel"),
+        make("button", { value: "yes", class: "edge-button danger" }, yes)));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,75 @@
+// The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
+import { bytes, get, hear, make, state } from "./common.js";
+import { mountClasses } from "./classes.js";
+import { mountReview } from "./review.js";
+import { mountTeach } from "./teach.js";
+
+const VISIBLE_MS = 200, HIDDEN_MS = 3000, LOST_MS = 1000;
+
+// The strip ----------------------------------------------------------------------------------------------------------
+
+const PHASES = { idle: "idle", learning: "learning", rehearsing: "rehearsing", starting: "starting", failed: "stopped by an error", stopped: "stopped" };
+
+function showStrip(now) {
+  const strip = document.getElementById("strip");
+  if (!strip) return;
+  const share = Math.min(1, now.memory.used / now.memory.budget);
+  const waiting = now.waiting ? ` (${now.waiting} to learn)` : "";
+  const parts = [
+    make("strong", {}, "Edge HPCR"),
+    make("span", { class: `phase ${now.phase}` }, `● ${PHASES[now.phase] ?? now.phase}`),
+    make("span", {}, `${now.labels.toLocaleString("en")} labels${waiting}`),
+    make("span", {}, "memory ", make("meter", { min: 0, max: 1, value: share, "aria-label": "memory used" }), ` ${bytes(now.memory.used)} of ${bytes(now.memory.budget)}`),
+    make("span", {}, `held-out ${now.held_out.text}`),
+    make("span", {}, now.model === null ? "no model published yet" : `model v${now.model}`),
+  ];
+  const problem = now.problems[now.problems.length - 1];
+  if (problem) parts.push(make("span", { class: "problem", role: "alert", title: now.problems.join("\n") }, `⚠ ${problem}`));
+  const text = parts.map((part) => part.textContent).join("|") + share;
+  if (strip.dataset.text === text) return;
+  strip.dataset.text = text;
+  strip.replaceChildren(...parts);
+  // The text alone: Gradio uses its buttons again for other tabs on a narrow page, and must find its own text node there.
+  const review = document.getElementById("tab-review-button");
+  const label = [...(review?.childNodes ?? [])].find((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+  if (label) label.data = now.queue ? `Review ${now.queue}` : "Review";
+}
+
+function showLost() {
+  const strip = document.getElementById("strip");
+  if (!strip || strip.dataset.text === "lost") return;
+  strip.dataset.text = "lost";
+  strip.replaceChildren(make("strong", {}, "Edge HPCR"), make("span", { class: "problem" }, "⚠ the program does not answer; this page goes on as soon as it does"));
+}
+
+// The heartbeat ------------------------------------------------------------------------------------------------------
+
+const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
+
+function mount() {
+  for (const [name, build] of Object.entries(mounts)) {
+    const place = document.getElementById(name);
+    if (place && !place.dataset.mounted) {
+      place.dataset.mounted = "yes";
+      const listener = build(place);
+      if (listener) state.listeners.push(listener);
+      if (listener && state.now) listener(state.now);
+    }
+  }
+}
+
+async function beat() {
+  let pause = document.hidden ? HIDDEN_MS : VISIBLE_MS;
+  try {
+    mount();
+    hear(await get("/edge/state"));
+  } catch (error) {
+    if (error instanceof TypeError) showLost(); else console.error(error);
+    pause = LOST_MS;
+  }
+  setTimeout(beat, pause);
+}
+
+state.listeners.push(showStrip);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) get("/edge/state").then(hear).catch(() => {}); });
+beat();

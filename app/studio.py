@@ -1,0 +1,429 @@
+"""What all pages share: one workspace, its learner, the source that feeds it, its publisher and its benchmarks.
+
+Pages come and go; this stays. Every method may be called from any thread, and says what is wrong as a `UserError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.bench_runs import BenchRuns
+from app.browser_camera import SPEC as BROWSER
+from app.feeder import Feeder, Shown
+from app.palette import colour_of
+from app.published import Models
+from app.transfers import Transfers
+from edge_hpcr.errors import UserError
+from edge_hpcr.gate import perceptual_hash
+from edge_hpcr.learner import resolve_device
+from edge_hpcr.live.live_learner import Learned, LiveLearner
+from edge_hpcr.live.predictor import Answer
+from edge_hpcr.live.status import accuracy_text
+from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.records import Event
+from edge_hpcr.workspace.settings import Settings
+from export.policy import Policy
+from export.publisher import Publisher
+from export.versions import latest_or_none
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
+LEARNED_SHOWN = 12
+PATIENCE = 30.0  # seconds for the learner to end its step
+DONE_TEXTS = {
+    "label": "labelled",
+    "correct": "corrected",
+    "dismiss": "dismissed",
+    "delete": "deleted",
+    "create_class": "a new class",
+    "rename_class": "a new name",
+    "recolour_class": "a new colour",
+    "merge_classes": "merged classes",
+    "delete_class": "deleted a class",
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """An action that is on disk."""
+
+    message: str
+    seq: int | None = None  # of the journal, by which the learner's reply is found
+    class_id: int | None = None
+    samples: int = 0
+
+
+class Studio:
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.journal = workspace.journal
+        self.live = LiveLearner(workspace)
+        self.feeder = Feeder(workspace, self.live)
+        self.runs = BenchRuns(workspace.layout.benchmarks)
+        self.models = Models(self.live, self.policy)
+        self.transfers = Transfers(workspace, self.live)
+        self.publisher: Publisher | None = None
+        # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
+        self._labelling = threading.RLock()
+        self._publishing = threading.Lock()
+        self._retired: list[Publisher] = []  # told to stop, and perhaps with a last version under way
+        self._stating = threading.Lock()
+        self._state: dict[str, Any] = {}
+        self._stated_at = 0.0
+        self._latest_version: int | None = None
+        self._looked_for_version = 0.0
+
+    def start(self) -> None:
+        self.live.start()
+        self.feeder.start()
+        settings = self.workspace.settings
+        try:
+            self.feeder.use(settings.source, settings.source_labels)
+        except UserError as error:
+            # Yesterday's folder may be gone; the page still opens, and another source can be chosen.
+            self.feeder.problem = str(error)
+        self.arrange_publishing()
+
+    def stop(self) -> None:
+        with self._publishing:
+            for publisher in (self.publisher, *self._retired):
+                if publisher is not None:
+                    publisher.stop()
+        self.models.stop()
+        self.feeder.stop()
+        self.transfers.stop()
+        self.runs.stop()
+        self.live.stop()
+
+    # Teaching ---------------------------------------------------------------------------------------------------------
+
+    def label_frames(self, numbers: list[int], class_id: int) -> Done:
+        """Label frames that the page has shown; one action for all of them, on disk when this returns."""
+        if not numbers:
+            raise UserError("there is no frame yet: choose a source first")
+        with self._labelling:
+            frames = self._still_here(numbers)
+            for frame in frames:
+                if frame.sample_id is None and frame.digest is not None:
+                    frame.sample_id = self.journal.known_source(frame.digest)
+            # The queue may have let go of a sample since; then the frame is taken again.
+            known = [
+                frame for frame in frames if frame.sample_id is not None and self._is_here(frame.sample_id)
+            ]
+            fresh = [frame for frame in frames if frame not in known]
+            ids = self.workspace.take_many(
+                [
+                    Taken(f.image, f.origin, f.digest, perceptual_hash(f.image), f.answer.priority)
+                    for f in fresh
+                ]
+            )
+            for frame, sample_id in zip(fresh, ids, strict=True):
+                frame.sample_id = sample_id
+            event = self.journal.label([f.sample_id for f in frames if f.sample_id is not None], class_id)
+        self.live.notify()
+        if self.feeder.held:
+            self.feeder.hold(False)
+        name = self.class_name(class_id)
+        changed = len(event.moves)
+        if not changed:
+            return Done(f"{name}: saved already", None, class_id, 0)
+        held_out = all(move.held_out for move in event.moves)
+        many = f" · {changed} frames" if changed > 1 else ""
+        kept = " · kept for measuring, not for learning" if held_out else ""
+        return Done(f"{name} saved{many}{kept}", event.seq, class_id, changed)
+
+    def _still_here(self, numbers: list[int]) -> list[Shown]:
+        """Of a burst a few may be gone; the others count all the same."""
+        kept = [frame for frame in map(self.feeder.find, dict.fromkeys(numbers)) if frame is not None]
+        return kept or [self.feeder.shown(numbers[0])]
+
+    def hold(self, held: bool, number: int | None = None) -> Done:
+        self.feeder.hold(held, number)
+        return Done("the picture stands still: label it, or Space goes on" if held else "")
+
+    def _is_here(self, sample_id: int) -> bool:
+        try:
+            row = self.journal.sample(sample_id)
+        except UserError:
+            return False
+        return row.state in ("labelled", "queued", "dismissed") and (row.has_image or row.state == "labelled")
+
+    def new_class(self, name: str, numbers: list[int]) -> Done:
+        """A new class, and these frames as its first samples; a name that exists already means that class."""
+        with self._labelling:
+            if numbers:
+                self._still_here(numbers)  # one that is gone must not leave a class behind
+            existing = self.journal.class_id(name)
+            class_id = self.journal.create_class(name) if existing is None else existing
+            if numbers:
+                return self.label_frames(numbers, class_id)
+        return Done(f"{self.class_name(class_id)}: a class without samples yet", None, class_id)
+
+    def undo(self) -> Done:
+        with self._labelling:
+            return self._taken_back(self.journal.undo(), "undone")
+
+    def redo(self) -> Done:
+        with self._labelling:
+            return self._taken_back(self.journal.redo(), "done again")
+
+    def _taken_back(self, event: Event, how: str) -> Done:
+        self.live.notify()
+        kinds = [e for e in self.journal.events_after((event.of or 1) - 1, limit=1) if e.seq == event.of]
+        what = DONE_TEXTS.get(kinds[0].kind, kinds[0].kind) if kinds else "the last action"
+        lost = f"; {len(event.lost)} images are gone and stay deleted" if event.lost else ""
+        samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
+        return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
+
+    # Samples and classes ----------------------------------------------------------------------------------------------
+
+    def label_samples(self, ids: list[int], class_id: int) -> Done:
+        event = self.journal.label(ids, class_id)
+        self.live.notify()
+        return Done(
+            f"{len(event.moves)} labelled {self.class_name(class_id)}", event.seq, class_id, len(event.moves)
+        )
+
+    def label_samples_as(self, ids: list[int], name: str) -> Done:
+        """As `label_samples`, by the class's name; it is made if there is none of that name yet."""
+        for sample_id in ids:
+            self.journal.sample(sample_id)  # one that is gone must not leave a class behind
+        existing = self.journal.class_id(name)
+        return self.label_samples(ids, self.journal.create_class(name) if existing is None else existing)
+
+    def dismiss(self, ids: list[int]) -> Done:
+        event = self.journal.dismiss(ids)
+        return Done(f"{len(ids)} dismissed", event.seq, None, len(ids))
+
+    def delete_samples(self, ids: list[int]) -> Done:
+        event = self.journal.delete_samples(ids)
+        self.live.notify()
+        return Done(f"{len(ids)} deleted", event.seq, None, len(ids))
+
+    def create_class(self, name: str) -> Done:
+        class_id = self.journal.create_class(name)
+        return Done(f"{self.class_name(class_id)}: a new class, without labels yet", None, class_id)
+
+    def rename_class(self, class_id: int, name: str) -> Done:
+        event = self.journal.rename_class(class_id, name)
+        return Done(f"now called {self.class_name(class_id)}", event.seq, class_id)
+
+    def recolour_class(self, class_id: int, colour: str | None) -> Done:
+        event = self.journal.recolour_class(class_id, colour)
+        return Done(f"{self.class_name(class_id)} has a new colour", event.seq, class_id)
+
+    def merge_classes(self, source: int, into: int) -> Done:
+        name = self.class_name(source)
+        moved = self.journal.merge_classes(source, into)
+        self.live.notify()
+        return Done(f"{name} merged into {self.class_name(into)}: {moved} samples moved", None, into, moved)
+
+    def delete_class(self, class_id: int) -> Done:
+        name = self.class_name(class_id)
+        lost = self.journal.delete_class(class_id)
+        self.live.notify()
+        return Done(f"{name} deleted with {lost} samples; u undoes it", None, None, lost)
+
+    def class_name(self, class_id: int) -> str:
+        for row in self.journal.classes():
+            if row.id == class_id:
+                return row.name
+        return f"class {class_id}"
+
+    # Import and export ------------------------------------------------------------------------------------------------
+
+    def import_folder(self, path: str) -> Done:
+        return Done(f"importing {self.transfers.import_folder(path).name} …")
+
+    def export_samples(self) -> Done:
+        return Done(f"exporting {self.transfers.export().name} …")
+
+    def cancel_transfer(self) -> Done:
+        self.transfers.cancel()
+        return Done("cancelling …")
+
+    # Source, settings, publishing -------------------------------------------------------------------------------------
+
+    def use_source(self, spec: str, labels: str = "none") -> Done:
+        spec = spec.strip()
+        self.feeder.use(spec, labels)
+        self.workspace.change_settings(source=spec, source_labels=labels)
+        stream = self.feeder.stream
+        return Done(f"source: {stream.name if stream else spec}")
+
+    def push_browser_frame(self, image: Any) -> bool:
+        """False when another source has been chosen since."""
+        camera = self.feeder.browser_camera
+        if camera is not None:
+            camera.push(image)
+        return camera is not None
+
+    def between_steps(self, look: Callable[[], T], patience: float = PATIENCE) -> T:
+        """Let the learning thread do something short, and wait for it: nobody else may look into the learner."""
+        try:
+            return self.live.call(look).result(timeout=patience)
+        except TimeoutError as error:
+            raise UserError("the learner is busy with a long step: try again in a moment") from error
+
+    def change_settings(self, **changes: object) -> Settings:
+        """Kept once they are accepted; those that the learner reads at its start count from the next one."""
+        if "device" in changes:
+            resolve_device(str(changes["device"]))  # refused now, and not at the next start
+        if {"image_size", "method"} & changes.keys():
+            settings = self._change_learner(changes)
+        else:
+            settings = self.workspace.change_settings(**changes)
+        if any(name.startswith("publish_") for name in changes):
+            self.arrange_publishing()
+        return settings
+
+    def _change_learner(self, changes: dict[str, object]) -> Settings:
+        """Another size or method means another network, which is possible as long as this one has learned nothing."""
+
+        def change() -> Settings:
+            before = {name: getattr(self.workspace.settings, name) for name in changes}
+            settings = self.workspace.change_settings(**changes)
+            try:
+                self.live.make_anew()
+            except BaseException:
+                self.workspace.change_settings(**before)
+                raise
+            return settings
+
+        # By the thread that learns: no label can come in between.
+        return self.live.call(change).result(60)
+
+    def policy(self) -> Policy:
+        settings = self.workspace.settings
+        return Policy(most_drop=settings.publish_most_drop, keep=settings.publish_keep)
+
+    def arrange_publishing(self) -> None:
+        """Start, change or end periodic publishing, as the settings say."""
+        with self._publishing:
+            self._retired = [
+                each for each in self._retired if each.status().phase not in ("stopped", "failed")
+            ]
+            if self.publisher is not None:
+                self._retired.append(self.publisher)
+                # It finishes the version under way, for which nobody who changes a setting should wait.
+                threading.Thread(target=self.publisher.stop, name="publisher's end", daemon=True).start()
+            self.publisher = None
+            seconds = self.workspace.settings.publish_seconds
+            if seconds > 0:
+                self.publisher = Publisher(self.live, self.policy(), every_seconds=float(seconds))
+                self.publisher.start()
+
+    # The state for the pages ------------------------------------------------------------------------------------------
+
+    def state(self, fresh: bool = False) -> dict[str, Any]:
+        """As of a tenth of a second ago at most; cheap however many pages ask."""
+        with self._stating:
+            if fresh or time.monotonic() - self._stated_at > STATE_SECONDS:
+                self._state = self._make_state()
+                self._stated_at = time.monotonic()
+            return self._state
+
+    def _make_state(self) -> dict[str, Any]:
+        status = self.live.status()
+        counts = self.journal.counts()
+        held_out = status["held_out"]
+        return {
+            "phase": self.live.phase,
+            "step": status["step"],
+            "labels": counts.labels,
+            "waiting": status["labels_waiting"],
+            "queue": counts.queued,
+            "memory": {"used": status["memory"]["bytes"]["total"], "budget": status["memory"]["budget"]},
+            "held_out": {
+                "accuracy": held_out["accuracy"],
+                "samples": held_out["samples"],
+                "text": accuracy_text(held_out["accuracy"], held_out["samples"]),
+            },
+            "model": self._version(),
+            "classes": [
+                {
+                    "id": row.id,
+                    "name": row.name,
+                    "colour": colour_of(row.id, row.colour),
+                    "labels": row.labels,
+                    "held_out": row.held_out,
+                }
+                for row in self.journal.classes()
+            ],
+            "source": self._source_state(),
+            "frame": self._frame_state(),
+            "learned": [_learned(reply) for reply in list(self.live.recent)[-LEARNED_SHOWN:]],
+            "problems": list(self.live.problems),
+            "transfer": self.transfers.state(),
+            "seq": self.journal.last_seq,
+        }
+
+    def _version(self) -> int | None:
+        if time.monotonic() - self._looked_for_version > 1.0:
+            self._looked_for_version = time.monotonic()
+            self._latest_version = latest_or_none(self.workspace.layout.exports)
+        return self._latest_version
+
+    def _source_state(self) -> dict[str, Any]:
+        feeder = self.feeder
+        stream = feeder.stream
+        if stream is None:
+            return {
+                "spec": "",
+                "name": "no source",
+                "phase": "closed",
+                "message": feeder.problem or "",
+                "browser": False,
+            }
+        state = stream.state()
+        message = "it has shown everything" if feeder.ended else state.message
+        return {
+            "spec": feeder.spec
+            if feeder.spec in (BROWSER, "digits")
+            else "other",  # an address may hold a password
+            "name": stream.name,
+            "phase": "ended" if feeder.ended else state.phase,
+            "message": feeder.problem or message,
+            "dropped": state.dropped,
+            "bad": state.bad,
+            "browser": feeder.browser_camera is not None,
+        }
+
+    def _frame_state(self) -> dict[str, Any] | None:
+        shown = self.feeder.newest()
+        if shown is None:
+            return None
+        return {
+            "number": shown.number,
+            "held": self.feeder.held,
+            "small": max(shown.image.shape[:2]) <= 64,
+            "verdict": shown.verdict,
+            **_answer(shown.answer),
+        }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {
+        "top": [[class_id, round(confidence, 4)] for class_id, confidence in answer.top],
+        "unknown": answer.unknown,
+        "similarity": round(answer.similarity, 3),
+    }
+
+
+def _learned(reply: Learned) -> dict[str, Any]:
+    return {
+        "seq": reply.seq,
+        "sample": reply.sample_id,
+        "class": reply.class_id,
+        "before": _answer(reply.before),
+        "after": _answer(reply.after),
+        "held_out": reply.held_out,
+        "seconds": round(reply.seconds, 3),
+    }

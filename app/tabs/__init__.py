@@ -1,0 +1,1 @@
+"""One file a tab: what it shows, and what its controls do."""

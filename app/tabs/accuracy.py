@@ -1,0 +1,308 @@
+"""The Accuracy tab: how good it is, on how many samples that rests, what it mixes up, and how it sees the samples."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from app.charts import Bar, Series, bars, empty, line_chart
+from app.feature_map import PCA, TSNE, FeatureMap
+from app.palette import colour_of
+from app.studio import Studio
+from app.tabs.parts import saying_errors, tick_while_shown
+from edge_hpcr.errors import UserError
+from edge_hpcr.live.status import FEW, accuracy_text
+
+REFRESH_SECONDS = 2.0
+MOST_IMAGES = 24  # of a cell of the confusion matrix
+BATCH = 32
+ENOUGH_COLOUR, FEW_COLOUR = "#0072b2", "#d55e00"
+INTRODUCTION = (
+    "Every label tests first and trains then: <b>before learning</b> counts how often the answer was right before "
+    "the label was learned. <b>Held out</b> is a share of the labels that is never trained on."
+)
+NOTHING_LABELLED = (
+    "Nothing has been labelled yet. Show two things on the Teach tab and name them: from then on, every label is first "
+    "used to test the learner, and this page shows how often it was right."
+)
+NOT_LEARNED = "The labels are being learned; the first numbers appear in a moment."
+NOTHING_HELD_OUT = (
+    "Nothing has been measured on held-out samples yet. About {share:.0%} of the labels are kept for it, and the "
+    "learner tests itself when it has a moment: go on teaching."
+)
+HOLDS_NOTHING_OUT = "No labels are kept for measuring, because the settings say so: raise the held-out share on the Settings tab."
+CLICKS = """
+element.addEventListener("click", (event) => {
+  const cell = event.target.closest("button[data-true]");
+  if (cell) trigger("click", { true: Number(cell.dataset.true), said: Number(cell.dataset.said) });
+});
+"""
+
+
+@dataclass(frozen=True)
+class ClassLook:
+    """A class as charts show it."""
+
+    id: int
+    name: str
+    colour: str
+
+
+def looks(studio: Studio) -> list[ClassLook]:
+    return [ClassLook(row.id, row.name, colour_of(row.id, row.colour)) for row in studio.journal.classes()]
+
+
+def short_accuracy(accuracy: float | None, samples: int) -> str:
+    """As `accuracy_text`, for a narrow place.
+
+    >>> short_accuracy(0.912, 48), short_accuracy(1.0, 3), short_accuracy(None, 0)
+    ('91 % (n=48)', '100 % (n=3, few)', 'nothing yet')
+    """
+    return (
+        "nothing yet" if accuracy is None else accuracy_text(accuracy, samples).replace("few samples", "few")
+    )
+
+
+# What the tab shows, from the learner's status ----------------------------------------------------------------------
+
+
+def summary(status: dict[str, Any], classes: Sequence[ClassLook], held_out_share: float) -> str:
+    """The numbers, both curves, and the bars of the classes."""
+    tried, held_out = status["test_then_train"], status["held_out"]
+    if not tried["labels"] and not held_out["samples"]:
+        return empty(NOT_LEARNED if status["labels_waiting"] else NOTHING_LABELLED)
+    recent = tried["recent"]
+    numbers = (
+        ("Held out", accuracy_text(held_out["accuracy"], held_out["samples"])),
+        ("Before learning, lately", accuracy_text(recent["accuracy"], recent["labels"])),
+        ("Before learning, all labels", accuracy_text(tried["accuracy"], tried["labels"])),
+    )
+    shown = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in numbers)
+    return (
+        f'<p>{INTRODUCTION}</p><dl class="accuracy-numbers">{shown}</dl>'
+        f'<div class="accuracy-charts">{held_out_curve(held_out, held_out_share)}{tried_curve(tried)}</div>'
+        f'<h3>By class</h3><div class="accuracy-charts">{class_charts(status, classes)}</div>'
+    )
+
+
+def held_out_curve(held_out: dict[str, Any], share: float) -> str:
+    if not held_out["curve"]:
+        return empty(HOLDS_NOTHING_OUT if share == 0 else NOTHING_HELD_OUT.format(share=share))
+    points = [(step, accuracy, samples) for step, accuracy, samples in held_out["curve"]]
+    title = f"Held-out accuracy over time, now on n={held_out['samples']:,} samples"
+    return line_chart(
+        _split_by_trust(points), "steps learned", "right answers", title=title, last_values=False
+    )
+
+
+def tried_curve(tried: dict[str, Any]) -> str:
+    if not tried["curve"]:
+        return empty(NOT_LEARNED)
+    most = 100
+    points = [(labels, accuracy, min(labels, most)) for labels, accuracy in tried["curve"]]
+    title = f"Accuracy before learning, over the last {most} labels, of {tried['labels']:,} in all"
+    return line_chart(_split_by_trust(points), "labels", "right answers", title=title, last_values=False)
+
+
+def _split_by_trust(points: Sequence[tuple[int, float, int]]) -> list[Series]:
+    """One line where a value rests on enough samples, another one where these are few."""
+    enough = Series(f"n of {FEW} or more", ENOUGH_COLOUR, [(x, y) for x, y, n in points if n >= FEW])
+    few = Series(f"few samples (n below {FEW})", FEW_COLOUR, [(x, y) for x, y, n in points if n < FEW])
+    return [series for series in (enough, few) if series.points]
+
+
+def class_charts(status: dict[str, Any], classes: Sequence[ClassLook]) -> str:
+    tested, tried = status["held_out"]["classes"], status["test_then_train"]["classes"]
+    recall, forgetting, before = [], [], []
+    for look in classes:
+        one = tested.get(look.id)
+        if one is None:
+            recall.append(Bar(look.name, look.colour, 0.0, "nothing yet"))
+        else:
+            best = short_accuracy(one["best"], one["best_samples"])
+            text = short_accuracy(one["recall"], one["samples"])
+            recall.append(
+                Bar(look.name, look.colour, one["recall"], text, one["best"], f"best so far {best}")
+            )
+            points = round(100 * one["forgetting"])
+            lost = f"{points} of {best}"
+            forgetting.append(Bar(look.name, look.colour, one["forgetting"], lost))
+        own = tried.get(look.id, {"accuracy": None, "labels": 0})
+        text = short_accuracy(own["accuracy"], own["labels"])
+        before.append(Bar(look.name, look.colour, own["accuracy"] or 0.0, text))
+    charts = [
+        bars(recall, title="Held-out samples recognised", mark_name="its best so far"),
+        bars(forgetting, title="Forgotten since its best, in points of that best", number_units=172)
+        if forgetting
+        else "",
+        bars(before, title="Right before learning"),
+    ]
+    return "".join(f'<div class="accuracy-classes">{chart}</div>' for chart in charts if chart)
+
+
+def confusion_table(held_out: dict[str, Any], classes: Sequence[ClassLook]) -> str:
+    """Rows are true, columns are said; a cell that is not empty is a button for its images."""
+    counts = {(true, said): count for true, said, count in held_out["confusion"]}
+    known = {look.id: look for look in classes}
+    ids = sorted({each for pair in counts for each in pair} & known.keys())
+    if not ids:
+        return empty("The confusion matrix needs held-out samples: it appears with the first test on them.")
+    head = "".join(
+        f'<th scope="col" title="{escape(known[said].name)}"><span>{escape(known[said].name)}</span></th>'
+        for said in ids
+    )
+    rows = "".join(_confusion_row(true, ids, counts, known) for true in ids)
+    return (
+        '<div class="accuracy-matrix" tabindex="0" role="region" aria-label="Confusion matrix"><table>'
+        "<caption>Rows: the true class. Columns: what the learner said. Click a number to see its images.</caption>"
+        f'<thead><tr><th scope="col">true \\ said</th>{head}<th scope="col">n</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _confusion_row(
+    true: int, ids: Sequence[int], counts: dict[tuple[int, int], int], known: dict[int, ClassLook]
+) -> str:
+    total = sum(counts.get((true, said), 0) for said in ids)
+    cells = []
+    for said in ids:
+        count = counts.get((true, said), 0)
+        if not count:
+            cells.append("<td></td>")
+            continue
+        right = said == true
+        told = f"{count} of {total} held-out samples of {known[true].name} called {known[said].name}"
+        cells.append(
+            f'<td class="{"right" if right else "wrong"}" style="--share:{count / total:.2f}">'
+            f'<button data-true="{true}" data-said="{said}" title="{escape(told)}" aria-label="{escape(told)}">'
+            f"{count:,}</button></td>"
+        )
+    few = " few" if 0 < total < FEW else ""
+    name = escape(known[true].name)
+    return f'<tr><th scope="row" title="{name}"><span>{name}</span></th>{"".join(cells)}<td>{total:,}{few}</td></tr>'
+
+
+def cell_samples(studio: Studio, true: int, said: int, most: int = MOST_IMAGES) -> list[int]:
+    """Held-out samples of one class whose present answer is the other: so many at most."""
+    live, found = studio.live, []
+    wanted = [sample_id for sample_id, class_id in live.held_out_ids().items() if class_id == true]
+    for start in range(0, len(wanted), BATCH):
+        ids, images = [], []
+        for sample_id in wanted[start : start + BATCH]:
+            try:
+                images.append(live.prepare(studio.workspace.image(sample_id)))
+            except UserError:
+                continue  # deleted a moment ago
+            ids.append(sample_id)
+        if ids:
+            prediction = live.predictor.predict(np.stack(images))
+            answers = prediction.class_ids[prediction.scores.argmax(1)]
+            found += [sample_id for sample_id, answer in zip(ids, answers, strict=True) if answer == said]
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def cell_images(studio: Studio, true: int, said: int) -> str:
+    names = {look.id: look.name for look in looks(studio)}
+    if true not in names or said not in names:
+        raise UserError("one of these classes is gone: choose a cell again")
+    what = f"Held-out samples of {names[true]} that are now called {names[said]}"
+    found = cell_samples(studio, true, said)
+    if not found:
+        return empty(f"{what}: none any more, the learner has moved on since the test.")
+    told = f"{what}: {len(found):,}" if len(found) < MOST_IMAGES else f"{what}: the first {MOST_IMAGES}"
+    pictures = "".join(
+        f'<img src="/edge/sample/{each}" loading="lazy" title="sample {each}" '
+        f'alt="sample {each}, {escape(names[true])} called {escape(names[said])}">'
+        for each in found
+    )
+    return f'<p>{escape(told)}</p><div class="accuracy-pictures">{pictures}</div>'
+
+
+class Shown:
+    """What the tab shows now, made once for all pages and only when something has changed."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+        self._lock = threading.Lock()
+        self._key = ""
+        self._texts = ("", "")
+
+    def now(self) -> tuple[str, tuple[str, str]]:
+        """A key that changes with the texts, and the texts: the summary and the confusion matrix."""
+        studio = self._studio
+        status, share = studio.live.status(), studio.workspace.settings.held_out_share
+        held_out, tried = status["held_out"], status["test_then_train"]
+        with self._lock:
+            key = str(
+                hash(str((held_out, tried, status["labels_waiting"] > 0, share, studio.journal.last_seq)))
+            )
+            if key != self._key:
+                classes = looks(studio)
+                texts = (summary(status, classes, share), confusion_table(held_out, classes))
+                self._key, self._texts = key, texts
+            return self._key, self._texts
+
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    shown, feature_map = Shown(studio), FeatureMap(studio)
+    seen = gr.State("")  # the key of what this page shows
+    timer = gr.Timer(REFRESH_SECONDS, active=False)
+    numbers = gr.HTML(elem_id="accuracy-summary")
+    with gr.Column():
+        gr.HTML("<h3>What it mixes up</h3>")
+        matrix = gr.HTML(elem_id="accuracy-confusion", js_on_load=CLICKS, apply_default_css=False)
+        images = gr.HTML(elem_id="accuracy-images")
+    with gr.Column():
+        gr.HTML(
+            "<h3>How it sees the samples</h3><p>Each point is a sample's feature. The star is its class's proxy: a "
+            "sample is recognised when its own star is the nearest in direction. The plane shows only a part of that.</p>"
+        )
+        with gr.Row(equal_height=True):
+            kind = gr.Radio(
+                [PCA, TSNE], value=PCA, label="Map", elem_id="accuracy-map-kind", scale=0, min_width=220
+            )
+            again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=240)
+        chart = gr.HTML(elem_id="accuracy-map")
+
+    @saying_errors
+    def refresh(key: str) -> tuple[Any, Any, Any]:
+        fresh, texts = shown.now()
+        return (fresh, *texts) if fresh != key else (gr.skip(), gr.skip(), gr.skip())
+
+    @saying_errors
+    def cell(event: gr.EventData) -> str:
+        data = event._data if isinstance(event._data, dict) else {}
+        true, said = data.get("true"), data.get("said")
+        if type(true) is not int or type(said) is not int:
+            raise UserError("choose a cell of the confusion matrix")
+        return cell_images(studio, true, said)
+
+    @saying_errors
+    def drawn(wanted: str) -> str:
+        if wanted not in (PCA, TSNE):
+            raise UserError(f"there is no such map: choose {PCA} or {TSNE}")
+        classes = looks(studio)
+        return feature_map.draw(
+            wanted, {look.id: look.name for look in classes}, {look.id: look.colour for look in classes}
+        )
+
+    def draw(wanted: str) -> Iterator[str]:
+        if wanted == TSNE:
+            yield empty("Working: t-SNE takes some seconds…")
+        yield drawn(wanted)
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    timer.tick(refresh, seen, [seen, numbers, matrix], **quiet)
+    tab.select(refresh, seen, [seen, numbers, matrix], **quiet)
+    tab.select(lambda wanted: drawn(wanted) if wanted == PCA else gr.skip(), kind, chart, **quiet)
+    matrix.click(cell, None, images, **quiet)
+    gr.on([kind.change, again.click], draw, kind, chart, trigger_mode="always_last", **quiet)
+    tick_while_shown(tab, timer)

@@ -1,0 +1,333 @@
+"""The Benchmarks tab: the paper's split benchmarks, run beside the learner, with the paper's values next to ours."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Wish
+from app.bench_view import RunView
+from app.charts import Series, empty, line_chart
+from app.palette import COLOURS
+from app.studio import Studio
+from app.tabs.parts import saying_errors, tick_while_shown
+from edge_hpcr import methods
+from edge_hpcr.data import DATASETS
+from edge_hpcr.errors import UserError
+from edge_hpcr.report import NOTHING, Group, group
+
+TICK_SECONDS = 1.0
+CURVES_SHOWN = 4  # runs, unless a person chooses others
+INTRODUCTION = (
+    "A dataset is learned task by task in a single pass, and tested after each task on all classes so far. It runs in a "
+    "process of its own at low priority and does not touch your learner. The digits need no download and take about a "
+    "minute."
+)
+EMPTY = "No benchmark has been run here yet. Press Start: the embedded digits are done in about a minute."
+STATES = {
+    "waiting": "◌ waiting for its turn",
+    "running": "▶ running",
+    "stopping": "◼ saving itself",
+    "stopped": "‖ stopped; it can be continued",
+    "failed": "⚠ ended with an error",
+    "finished": "✓ finished",
+}
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+
+def minutes(seconds: float) -> str:
+    """
+    >>> minutes(42), minutes(125), minutes(7260)
+    ('42 s', '2.1 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def runs_html(views: list[RunView]) -> str:
+    if not views:
+        return f'<p class="benchmarks-empty">{EMPTY}</p>'
+    return f'<ul class="benchmarks-runs">{"".join(_run(view) for view in views)}</ul>'
+
+
+def _run(view: RunView) -> str:
+    parts = [
+        f'<b>{escape(view.title)}</b> <span class="benchmarks-state {view.state}">{STATES[view.state]}</span>'
+    ]
+    if view.state in ("running", "stopping", "stopped", "failed") and view.steps:
+        share = view.step / view.steps
+        parts.append(
+            f'<progress max="1" value="{share:.4f}" aria-label="progress of {escape(view.title)}"></progress> '
+            f"{share:.0%}, task {min(view.task + 1, view.tasks)} of {view.tasks}, {_time(view)}"
+        )
+    elif view.state == "running":
+        parts.append("it is starting …")
+    parts.append(_accuracy(view))
+    if view.problem:
+        parts.append(f'<span class="warning">{escape(view.problem)}</span>')
+    if view.result is not None:
+        parts.append(f'<a href="/edge/bench/{escape(view.name)}.json" download>JSON</a>')
+    return (
+        f'<li data-run="{escape(view.name)}" data-state="{view.state}">{" ".join(filter(None, parts))}</li>'
+    )
+
+
+def _time(view: RunView) -> str:
+    left = (
+        f", about {minutes(view.seconds_left)} left" if view.seconds_left and view.state == "running" else ""
+    )
+    return f"{minutes(view.seconds)} so far{left}"
+
+
+def _accuracy(view: RunView) -> str:
+    """The accuracy so far, and the paper's final one where it has this very setting."""
+    parts = []
+    if view.live:
+        averaged = f", averaged {view.averaged[-1]:.1%}" if view.averaged else ""
+        parts.append(f"A<sub>{len(view.live)}</sub> {view.live[-1]:.1%}{averaged}")
+    elif view.incoming is not None and view.state == "running":
+        parts.append(f"{view.incoming:.0%} of what comes is recognised before it is learned")
+    if view.paper.mean is not None:
+        parts.append(f"the paper ends at {view.paper.text} %")
+    if view.state == "finished":
+        parts.append(f"took {minutes(view.seconds)}")
+    return f"· {' · '.join(parts)}" if parts else ""
+
+
+def curves_html(views: list[RunView]) -> str:
+    """A_t after each task; two lines a run."""
+    series = []
+    several = len({view.group.dataset for view in views}) > 1
+    for index, view in enumerate(views):
+        name = view.title if several else f"{view.group.name}, seed {view.seed}"
+        for kind, values in (("live", view.live), ("EMA", view.averaged)):
+            if values:
+                # Live and averaged of a run share its colour, and differ in dash and mark.
+                points = [(task, value) for task, value in enumerate(values, 1)]
+                series.append(Series(f"{name}, {kind}", COLOURS[index % len(COLOURS)], points))
+    if not series:
+        return empty("The curves appear as soon as the first task is done.")
+    return line_chart(series, "tasks learned", "A_t")
+
+
+def results_html(views: list[RunView]) -> str:
+    """Finished runs, the seeds of one setting together, beside the paper's value."""
+    groups = group([view.result for view in views if view.result is not None])
+    if not groups:
+        return ""
+    head = (
+        "Dataset",
+        "Method",
+        "Memory",
+        "n",
+        "A_T",
+        "A_T averaged",
+        "AAA",
+        "F_T",
+        "Paper's A_T",
+        "Difference",
+    )
+    rows = "".join(_result(one) for one in groups)
+    cells = "".join(f"<th>{name}</th>" for name in head)
+    return (
+        f'<div class="benchmarks-scroll"><table class="benchmarks-table"><thead><tr>{cells}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        '<p class="benchmarks-note">In percent: the mean over n seeds, with the half-width of its 95 % confidence interval '
+        f"from two seeds on. The paper's value stands where a run has the paper's very setting; {NOTHING} where it has none "
+        "(the digits, a byte budget, a limit).</p>"
+    )
+
+
+def _result(one: Group) -> str:
+    ours, papers = one.estimate("A_T"), one.paper("A_T")
+    cells = [
+        one.dataset,
+        one.title,
+        one.memory,
+        str(len(one.results)),
+        ours.text,
+        one.averaged("A_T").text,
+        one.estimate("AAA").text,
+        one.estimate("F_T").text,
+        papers.text,
+        ours.above(papers),
+    ]
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def dataset_note(runs: BenchRuns, dataset: str) -> str:
+    info = DATASETS[dataset]
+    try:
+        runs.check_data(dataset)
+    except UserError as error:
+        # What stands between backticks is a command to copy.
+        before, command, after = (escape(part) for part in [*str(error).split("`"), "", ""][:3])
+        code = f"<code>{command}</code>" if command else ""
+        return f'<p class="warning">{before}{code}{after}</p>'
+    return f"<p>{escape(info.description)}; {info.tasks} tasks of {info.classes // info.tasks} classes.</p>"
+
+
+# What can be done -----------------------------------------------------------------------------------------------------
+
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    runs = studio.runs
+    wish = Wish()
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', padding=False, apply_default_css=False)
+    with gr.Row():
+        dataset = gr.Dropdown(
+            list(DATASETS), value=wish.dataset, label="Dataset", elem_id="benchmarks-dataset", min_width=150
+        )
+        method = gr.Dropdown(
+            list(methods.NAMES), value=wish.method, label="Method", elem_id="benchmarks-method", min_width=150
+        )
+        kind = gr.Radio(
+            list(KINDS), value=wish.kind, label="Memory in", elem_id="benchmarks-kind", min_width=150
+        )
+        size = gr.Textbox(
+            wish.size,
+            label="Memory",
+            info="like 200KB, or 200 samples",
+            max_lines=1,
+            elem_id="benchmarks-size",
+            min_width=120,
+        )
+        seeds = gr.Number(
+            wish.seeds,
+            label="Seeds",
+            info=f"a run each, up to {MOST_SEEDS}",
+            elem_id="benchmarks-seeds",
+            min_width=100,
+        )
+        limit = gr.Textbox(
+            "",
+            label="Limit",
+            info="images a task; empty: all",
+            max_lines=1,
+            elem_id="benchmarks-limit",
+            min_width=100,
+            placeholder="all",
+        )
+    note = gr.HTML(
+        dataset_note(runs, wish.dataset), elem_id="benchmarks-note", padding=False, apply_default_css=False
+    )
+    with gr.Row():
+        start_button = gr.Button(
+            "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
+        )
+    listing = gr.HTML(runs_html([]), elem_id="benchmarks-runs", padding=False, apply_default_css=False)
+    with gr.Row(elem_classes="benchmarks-actions"):
+        chosen = gr.Dropdown([], label="Run", elem_id="benchmarks-run", min_width=240, scale=1)
+        cancel_button = gr.Button("Cancel", elem_id="benchmarks-cancel", min_width=100, scale=0)
+        continue_button = gr.Button("Continue", elem_id="benchmarks-continue", min_width=100, scale=0)
+        remove_button = gr.Button("Remove …", elem_id="benchmarks-remove", min_width=140, scale=0)
+    with gr.Row(visible=False, elem_classes="benchmarks-actions") as really:
+        question = gr.HTML("", padding=False, apply_default_css=False)
+        yes_button = gr.Button(
+            "Remove it", variant="stop", elem_id="benchmarks-remove-yes", min_width=140, scale=0
+        )
+        no_button = gr.Button("Keep it", elem_id="benchmarks-remove-no", min_width=100, scale=0)
+    plotted = gr.Dropdown(
+        [], multiselect=True, label="Curves of", info="empty: the newest few", elem_id="benchmarks-plotted"
+    )
+    curves = gr.HTML("", elem_id="benchmarks-curves", padding=False, apply_default_css=False)
+    results = gr.HTML("", elem_id="benchmarks-results", padding=False, apply_default_css=False)
+    seen = gr.State("")
+    timer = gr.Timer(TICK_SECONDS, active=False)
+    outputs = [listing, curves, results, chosen, plotted, seen]
+
+    def show_with(names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
+        views = runs.runs()
+        wanted = [view for view in views if view.name in (names or [])] or views[:CURVES_SHOWN]
+        now = "|".join(view.name for view in views)
+        lists: list[Any] = [gr.skip(), gr.skip()]
+        if now != was or choose is not None:
+            choices = [(view.title, view.name) for view in views]
+            first = choose or next(
+                (view.name for view in views if view.can_stop), views[0].name if views else None
+            )
+            kept = [name for name in names or [] if any(view.name == name for view in views)]
+            lists = [gr.update(choices=choices, value=first), gr.update(choices=choices, value=kept)]
+        return [runs_html(views), curves_html(wanted), results_html(views), *lists, now]
+
+    @saying_errors
+    def show(names: list[str] | None, was: str) -> list[Any]:
+        return show_with(names, was)
+
+    @saying_errors
+    def start(
+        dataset: str,
+        method: str,
+        kind: str,
+        size: str,
+        seeds: float | None,
+        limit: str,
+        names: list[str] | None,
+    ) -> list[Any]:
+        wish = Wish(
+            dataset,
+            method,
+            kind,
+            size.strip(),
+            _whole("seeds", seeds),
+            _whole("limit", limit) if limit.strip() else None,
+        )
+        started = runs.start(wish)
+        gr.Info(
+            f"{started[0]} is on its way." if len(started) == 1 else f"{len(started)} runs are on their way."
+        )
+        return show_with(names, "", started[0])
+
+    @saying_errors
+    def cancel(name: str | None, names: list[str] | None) -> list[Any]:
+        runs.cancel(_chosen(name))
+        return show_with(names, "", name)
+
+    @saying_errors
+    def resume(name: str | None, names: list[str] | None) -> list[Any]:
+        runs.resume(_chosen(name))
+        return show_with(names, "", name)
+
+    @saying_errors
+    def ask(name: str | None) -> list[Any]:
+        view = runs.view(_chosen(name))
+        lost = "its result" if view.result is not None else "what it has learned so far"
+        sentence = f"Remove {view.title}? Its files are deleted, {lost} with them; nothing else is touched."
+        return [gr.update(visible=True), f"<p>{escape(sentence)}</p>"]
+
+    @saying_errors
+    def remove(name: str | None, names: list[str] | None) -> list[Any]:
+        runs.remove(_chosen(name))
+        return [gr.update(visible=False), *show_with(names, "")]
+
+    form = [dataset, method, kind, size, seeds, limit]
+    tick_while_shown(tab, timer)
+    timer.tick(show, [plotted, seen], outputs, **quiet)
+    tab.select(saying_errors(lambda names: show_with(names, "")), plotted, outputs, **quiet)
+    plotted.change(show, [plotted, seen], outputs, **quiet)
+    dataset.change(saying_errors(lambda name: dataset_note(runs, name)), dataset, note, **quiet)
+    start_button.click(start, [*form, plotted], outputs, **quiet)
+    cancel_button.click(cancel, [chosen, plotted], outputs, **quiet)
+    continue_button.click(resume, [chosen, plotted], outputs, **quiet)
+    remove_button.click(ask, chosen, [really, question], **quiet)
+    yes_button.click(remove, [chosen, plotted], [really, *outputs], **quiet)
+    no_button.click(lambda: gr.update(visible=False), None, really, **quiet)
+
+
+def _chosen(name: str | None) -> str:
+    if not name:
+        raise UserError("choose a run first")
+    return name
+
+
+def _whole(what: str, value: float | str | None) -> int:
+    text = str(value).strip().removesuffix(".0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 12):
+        raise UserError(f"{what} {text[:20]}: give a whole number")
+    return int(text)

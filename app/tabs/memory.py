@@ -1,0 +1,416 @@
+"""The Memory tab: what the budget is spent on, what the memory holds, and what another budget or encoding would hold."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import psutil
+
+from app.charts import Bar, Part, bars, empty, stacked_bar
+from app.studio import Studio
+from app.tabs.accuracy import ClassLook, looks
+from app.tabs.parts import saying_errors, tick_while_shown
+from edge_hpcr.codec import CODECS, encode, typical_bytes
+from edge_hpcr.errors import UserError, one_of
+from edge_hpcr.rows import slot_overhead
+from edge_hpcr.units import format_bytes, parse_bytes
+
+REFRESH_SECONDS = 2.0
+MOST_THUMBNAILS = 24
+MOST_MEASURED = 60  # images, to guess an encoding's size
+ALL = "all classes"
+# The paper's table "The memory (data) on different datasets for HPCR": numbers kept a sample, over those of its image.
+PAPER_OVERHEAD = {"CIFAR10": 1.06, "CIFAR100": 1.08, "MiniImageNet": 1.03, "TinyImageNet": 1.07}
+PARTS = (
+    ("images", "#0072b2", ("image",)),
+    ("features", "#e69f00", ("features",)),
+    ("logits", "#cc79a7", ("logits",)),
+    ("labels and bookkeeping", "#009e73", ("label", "bookkeeping")),
+)
+ENCODINGS = {
+    "raw": "raw: pixels as they are",
+    "webp": "webp: pixels change a little",
+    "jpeg": "jpeg: pixels change a little",
+    "png": "png: packed, pixels stay as they are",
+}
+INTRODUCTION = (
+    "The memory is a fair sample of everything that was taught, kept for replay inside a fixed budget. When it is full, "
+    "each new sample takes the place of a random other one."
+)
+NOTHING_HELD = (
+    "The memory is empty. Teach something on the Teach tab: what is learned is kept here for replay."
+)
+
+
+# What it is now -------------------------------------------------------------------------------------------------------
+
+
+def budget_bar(facts: dict[str, Any]) -> str:
+    """The status's facts about the memory as one bar in bytes."""
+    sizes, budget = facts["bytes"], facts["budget"]
+    parts = [
+        Part(name, colour, sum(sizes[key] for key in keys), format_bytes(sum(sizes[key] for key in keys)))
+        for name, colour, keys in PARTS
+    ]
+    title = (
+        f"{format_bytes(sizes['total'])} of {format_bytes(budget)} used by "
+        f"{facts['samples']:,} {'sample' if facts['samples'] == 1 else 'samples'}"
+    )
+    return stacked_bar(parts, budget, title, format_bytes(max(0, budget - sizes["total"])))
+
+
+def overhead_text(overhead: dict[str, float]) -> str:
+    """What logits and features add here, and the paper's figures for its datasets."""
+    paper = ", ".join(f"{name} {ratio:.2f}" for name, ratio in PAPER_OVERHEAD.items())
+    return (
+        "<p>HPCR keeps logits and features with every image. Counted in numbers, as the paper counts, a sample here takes "
+        f"<b>{overhead['numbers']:.2f}</b> times its image; in real bytes, with 16-bit logits and features, it takes "
+        f"<b>{overhead['bytes']:.2f}</b> times what it would without them. "
+        f"The paper's figures, in numbers: {paper} "
+        "(HPCR, table “The memory (data) on different datasets for HPCR”).</p>"
+    )
+
+
+def class_bars(counts: dict[int, int], classes: Sequence[ClassLook]) -> str:
+    total = sum(counts.values()) or 1
+    rows = []
+    for look in classes:
+        count = counts.get(look.id, 0)
+        rows.append(Bar(look.name, look.colour, count, f"{count:,} ({100 * count / total:.0f} %)"))
+    return bars(rows, most=None, title="Samples of each class")
+
+
+@dataclass(frozen=True)
+class Content:
+    """A look into the memory, taken between two steps."""
+
+    counts: dict[int, int]  # samples, by class id
+    ids: list[int]
+    images: np.ndarray
+    classes: list[int]
+
+
+def look_into(studio: Studio, class_id: int | None, most: int, seed: int = 0) -> Content:
+    """The samples of each class, and some of them drawn at random, of one class or of all."""
+
+    def look() -> Content:
+        memory, ids = studio.live.learner.memory, np.array(studio.live.learner.class_ids, np.int64)
+        counts = dict(zip(ids.tolist(), memory.class_counts().tolist(), strict=True))
+        own = ids[memory.labels()]
+        slots = np.flatnonzero((own == class_id) | (class_id is None))
+        # A generator of our own: drawing from the memory's would change what it learns next.
+        chosen = np.random.default_rng(seed).permutation(slots)[:most]
+        replay = memory.at(chosen)
+        return Content(counts, replay.ids.tolist(), replay.images, own[chosen].tolist())
+
+    return studio.between_steps(look)
+
+
+def thumbnails(studio: Studio, content: Content, classes: Sequence[ClassLook]) -> str:
+    if not content.ids:
+        return empty("There is nothing of it in the memory now.")
+    names = {look.id: look.name for look in classes}
+    pictures = []
+    for sample_id, image, class_id in zip(content.ids, content.images, content.classes, strict=True):
+        name = escape(names.get(class_id, f"class {class_id}"))
+        source, told = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
+        if not _has_file(studio, sample_id):
+            source = f"data:image/png;base64,{base64.b64encode(encode(image, 'png')).decode()}"
+            told += ", the memory's own copy"
+        pictures.append(
+            f'<figure><img src="{source}" loading="lazy" alt="{told}" title="{told}"><figcaption>{name}</figcaption></figure>'
+        )
+    return f'<div class="memory-pictures">{"".join(pictures)}</div>'
+
+
+def _has_file(studio: Studio, sample_id: int) -> bool:
+    try:
+        return studio.journal.sample(sample_id).has_image
+    except UserError:
+        return False
+
+
+# What another budget or encoding would hold ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a sample costs now: enough to say what any budget and encoding would hold."""
+
+    samples: int  # held now
+    classes: int
+    budget: int
+    codec: str
+    fixed: int  # bytes a sample, beside its image, with the present encoding
+    image_bytes: dict[str, int]  # of an average image, by encoding
+    guessed: bool  # no image is held yet
+
+    def row_bytes(self, codec: str) -> int:
+        return self.fixed - slot_overhead(self.codec) + slot_overhead(codec) + self.image_bytes[codec]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a budget and an encoding would hold, about."""
+
+    budget: int
+    codec: str
+    holds: int
+    stays: int
+    drops: int
+    smallest: int  # bytes that are needed for one sample of each class
+
+    @property
+    def possible(self) -> bool:
+        return self.budget >= self.smallest
+
+
+def measure(studio: Studio) -> Costs:
+    """Encode some of the memory's images in every way, and count."""
+
+    def look() -> tuple[int, int, int, str, int, int, np.ndarray, tuple[int, int, int], int]:
+        memory = studio.live.learner.memory
+        slots = np.random.default_rng(0).permutation(len(memory))[:MOST_MEASURED]
+        return (
+            *(len(memory), memory.num_classes, memory.config.bytes or 0, memory.config.codec),
+            *(memory.row_bytes(0), memory.config.quality, memory.at(slots).images, memory.image_shape),
+            memory.byte_breakdown()["image"],
+        )
+
+    held, classes, budget, codec, fixed, quality, images, shape, total = studio.between_steps(look)
+    if not held:
+        sizes = {each: typical_bytes(shape, each) for each in CODECS}
+    else:
+        sizes = {each: _mean_bytes(images, each, quality) for each in CODECS} | {codec: -(-total // held)}
+    return Costs(held, classes, budget, codec, fixed, sizes, not held)
+
+
+def _mean_bytes(images: np.ndarray, codec: str, quality: int) -> int:
+    return -(-sum(len(encode(image, codec, quality)) for image in images) // len(images))
+
+
+def plan(costs: Costs, budget: int, codec: str) -> Plan:
+    """What would be held, would stay, and would be dropped.
+
+    >>> costs = Costs(100, 2, 1000, "raw", 2, {"raw": 8, "png": 4}, False)
+    >>> plan(costs, 500, "raw").stays, plan(costs, 2000, "raw").drops
+    (50, 0)
+    """
+    row = costs.row_bytes(codec)
+    holds = budget // row
+    stays = min(costs.samples, holds)
+    return Plan(budget, codec, holds, stays, costs.samples - stays, row * max(1, costs.classes))
+
+
+def plan_text(costs: Costs, wanted: Plan) -> str:
+    """What would become of the memory, in a sentence."""
+    if not wanted.possible:
+        classes = "one sample" if costs.classes <= 1 else f"one sample of each of {costs.classes} classes"
+        return (
+            f"{format_bytes(wanted.budget)} is too little: {classes} needs about {format_bytes(wanted.smallest)} "
+            f"as {wanted.codec}. Give a larger budget, or choose a smaller encoding."
+        )
+    guess = " This is a guess until the first image is held." if costs.guessed else ""
+    now = f"The memory holds {costs.samples:,} now"
+    if wanted.drops:
+        return (
+            f"{now}; about {wanted.stays:,} would stay and about {wanted.drops:,} would be dropped, chosen at random. "
+            f"Dropped samples are no longer replayed.{guess}"
+        )
+    return f"{now}; with this it could hold about {wanted.holds:,}, and nothing would be dropped.{guess}"
+
+
+def preview(costs: Costs, wanted: Plan) -> str:
+    """The sentence, and every encoding beside the chosen one."""
+    rows = []
+    for codec in CODECS:
+        each = plan(costs, wanted.budget, codec)
+        said = (("chosen", codec == wanted.codec), ("now", codec == costs.codec))
+        marks = ", ".join(word for word, true in said if true)
+        rows.append(
+            f"<tr{' class=chosen' if codec == wanted.codec else ''}><th scope=row>{codec}"
+            f"{marks and f' ({marks})'}</th><td>{costs.image_bytes[codec]:,} B</td>"
+            f"<td>{costs.row_bytes(codec):,} B</td>"
+            f"<td>{f'{each.holds:,}' if each.possible else 'too few'}</td></tr>"
+        )
+    warning = ' class="warning"' if wanted.drops or not wanted.possible else ""
+    return (
+        f'<p{warning} role="status">{escape(plan_text(costs, wanted))}</p><div class="memory-table"><table>'
+        f"<caption>About what {format_bytes(wanted.budget)} would hold</caption>"
+        "<thead><tr><th>encoding</th><th>bytes an image</th><th>bytes a sample</th><th>samples</th></tr>"
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def parse_wish(budget: str, codec: str) -> tuple[int, str]:
+    size = parse_bytes(str(budget or ""))
+    machine = psutil.virtual_memory().total
+    if size > machine:
+        raise UserError(
+            f"a budget of {format_bytes(size)} is more than this machine's memory of {format_bytes(machine)}"
+        )
+    one_of("encoding", codec, CODECS)
+    return size, codec
+
+
+def apply(studio: Studio, budget: int, codec: str) -> str:
+    """Change it now and for good; returns what to say."""
+    held, holds = studio.live.resize_memory(
+        budget, codec
+    ).result()  # a large memory takes a while to encode anew
+    dropped = f", {held - holds:,} were dropped" if held > holds else ", none was dropped"
+    return (
+        f"The memory is now {format_bytes(budget)}, images as {codec}: it holds {holds:,} samples{dropped}."
+    )
+
+
+# The tab --------------------------------------------------------------------------------------------------------------
+
+
+class Shown:
+    """What the tab shows now, made once for all pages and only when something has changed."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+        self._lock = threading.Lock()
+        self._key, self._text = "", ""
+
+    def now(self) -> tuple[str, str]:
+        facts = self._studio.live.status()["memory"]
+        with self._lock:
+            key = str(hash(str((facts, self._studio.journal.last_seq, self._studio.live.status()["step"]))))
+            if key != self._key:
+                text = f"<p>{INTRODUCTION}</p>{budget_bar(facts)}{overhead_text(facts['overhead'])}"
+                text += self._classes() if facts["samples"] else empty(NOTHING_HELD)
+                self._key, self._text = key, text
+            return self._key, self._text
+
+    def _classes(self) -> str:
+        try:
+            return class_bars(look_into(self._studio, None, 0).counts, looks(self._studio))
+        except UserError as error:  # a stopped learner: its memory's bytes are still known
+            return empty(f"The samples of each class are not known now: {error}.")
+
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    from app.tabs.settings import size_text
+
+    shown = Shown(studio)
+    settings = studio.workspace.settings
+    seen = gr.State("")  # the key of what this page shows
+    timer = gr.Timer(REFRESH_SECONDS, active=False)
+    facts = gr.HTML(elem_id="memory-facts")
+    with gr.Column():
+        gr.HTML("<h3>Another budget or encoding</h3>")
+        with gr.Row():
+            budget = gr.Textbox(
+                size_text(settings.memory_bytes),
+                label="Budget",
+                info="like 500 KB or 2 MB",
+                elem_id="memory-budget",
+            )
+            codec = gr.Dropdown(
+                [(told, name) for name, told in ENCODINGS.items()],
+                value=settings.codec,
+                label="Encoding of the images",
+                elem_id="memory-codec",
+            )
+        forecast = gr.HTML(elem_id="memory-preview")
+        use = gr.Button("Apply", variant="primary", elem_id="memory-apply", scale=0, min_width=140)
+        with gr.Row(visible=False) as question:
+            sure = gr.Button(
+                "Yes, drop them and apply", variant="stop", elem_id="memory-confirm", scale=0, min_width=280
+            )
+            leave = gr.Button("Leave it as it is", elem_id="memory-cancel", scale=0, min_width=180)
+        done = gr.HTML(elem_id="memory-done")
+    with gr.Column():
+        gr.HTML("<h3>What it holds</h3>")
+        with gr.Row(equal_height=True):
+            which = gr.Dropdown([ALL], value=ALL, label="Of", elem_id="memory-class", scale=0, min_width=220)
+            others = gr.Button("Show others", elem_id="memory-others", scale=0, min_width=160)
+        pictures = gr.HTML(elem_id="memory-pictures")
+
+    @saying_errors
+    def refresh(key: str) -> tuple[Any, Any]:
+        fresh, text = shown.now()
+        return (fresh, text) if fresh != key else (gr.skip(), gr.skip())
+
+    @saying_errors
+    def show_some(chosen: Any, seed: int) -> tuple[Any, str]:
+        classes = looks(studio)
+        ids = {look.id for look in classes}
+        class_id = chosen if chosen in ids else None
+        content = look_into(studio, class_id, MOST_THUMBNAILS, seed)
+        choices: list[tuple[str, Any]] = [(ALL, ALL), *((look.name, look.id) for look in classes)]
+        return gr.Dropdown(choices=choices, value=ALL if class_id is None else class_id), thumbnails(
+            studio, content, classes
+        )
+
+    @saying_errors
+    def forecast_of(size: str, encoding: str) -> tuple[str, Any]:
+        """Also closes a question that was about other values."""
+        try:
+            wish = parse_wish(size, encoding)
+        except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
+            return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
+        costs = measure(studio)
+        return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
+
+    def change(size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
+        wish = parse_wish(size, encoding)
+        costs = measure(studio)
+        wanted = plan(costs, *wish)
+        if not wanted.possible:
+            raise UserError(plan_text(costs, wanted))
+        if wish == (costs.budget, costs.codec):
+            return "<p>It is so already.</p>", preview(costs, wanted), gr.Row(visible=False)
+        if wanted.drops and not confirmed:
+            return "", preview(costs, wanted), gr.Row(visible=True)
+        told = apply(studio, *wish)
+        costs = measure(studio)
+        return (
+            f'<p role="status">{escape(told)}</p>',
+            preview(costs, plan(costs, *wish)),
+            gr.Row(visible=False),
+        )
+
+    @saying_errors
+    def wish_for(size: str, encoding: str) -> tuple[Any, Any, Any]:
+        return change(size, encoding, confirmed=False)
+
+    @saying_errors
+    def confirm(size: str, encoding: str) -> tuple[Any, Any, Any]:
+        return change(size, encoding, confirmed=True)
+
+    @saying_errors
+    def current() -> tuple[str, str]:
+        now = studio.workspace.settings
+        return size_text(now.memory_bytes), now.codec
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    draw = np.random.default_rng()
+    timer.tick(refresh, seen, [seen, facts], **quiet)
+    tab.select(refresh, seen, [seen, facts], **quiet)
+    tab.select(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
+    # Another page may have changed it since this one was loaded.
+    opened = tab.select(current, None, [budget, codec], **quiet)
+    opened.then(forecast_of, [budget, codec], [forecast, question], **quiet)
+    which.input(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
+    others.click(
+        lambda chosen: show_some(chosen, int(draw.integers(2**31))), which, [which, pictures], **quiet
+    )
+    gr.on(
+        [budget.change, codec.change], forecast_of, [budget, codec], [forecast, question],
+        trigger_mode="always_last", **quiet,
+    )  # fmt: skip
+    use.click(wish_for, [budget, codec], [done, forecast, question], **quiet)
+    sure.click(confirm, [budget, codec], [done, forecast, question], **quiet)
+    leave.click(current, None, [budget, codec], **quiet)
+    tick_while_shown(tab, timer)

@@ -1,0 +1,46 @@
+"""What the tabs that are made of Gradio's components share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import gradio as gr
+
+from edge_hpcr.errors import UserError
+
+LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+WRONG = "something went wrong here; the program's log says what"
+
+
+def saying_errors(handler: Callable[P, R]) -> Callable[P, R]:
+    """Errors reach the person as a sentence, and the log as a traceback."""
+
+    @wraps(handler)
+    def handle_or_say(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return handler(*args, **kwargs)
+        except gr.Error:
+            raise
+        except UserError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        except Exception as error:
+            LOG.exception("%s failed", handler.__qualname__)
+            raise gr.Error(WRONG, print_exception=False) from error
+
+    return handle_or_say
+
+
+def tick_while_shown(tab: gr.Tab, timer: gr.Timer) -> None:
+    """The timer runs while its tab is the one that is shown: the others cost nothing."""
+    tabs: Any = tab.parent
+    label = tab.label
+
+    def switch(event: gr.SelectData) -> gr.Timer:
+        return gr.Timer(active=event.value == label)
+
+    tabs.select(switch, None, timer, show_progress="hidden", queue=False, api_visibility="private")

@@ -1,0 +1,257 @@
+"""The Settings tab: what a workspace can be told beyond teaching it, each with its help, its default and its limits."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.studio import Studio
+from app.tabs.parts import saying_errors
+from edge_hpcr.errors import UserError
+from edge_hpcr.methods import NAMES as METHODS
+from edge_hpcr.units import parse_bytes
+from edge_hpcr.workspace.settings import Description, Settings
+
+# Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.
+ELSEWHERE = frozenset(
+    {
+        *("source", "source_labels", "memory_bytes", "codec"),
+        *("publish_seconds", "publish_most_drop", "publish_keep"),
+    }
+)
+GROUPS = {
+    "Learning": (
+        *("image_size", "method", "device", "threads"),
+        *("micro_batch", "idle_share", "idle_steps", "averaged"),
+    ),
+    "Predicting and gate": ("gate_distance", "gate_sure", "gate_stable", "gate_per_second", "unknown_share"),
+    "Queue and disk": (
+        *("queue_samples", "queue_bytes", "disk_bytes", "archive"),
+        *("checkpoint_steps", "checkpoints_kept"),
+    ),
+    "Measuring": ("held_out_share", "held_out_bytes"),
+}
+FIXED = frozenset({"image_size", "method"})  # once something has been learned
+AT_START = frozenset({"device", "threads", "averaged"})
+AT_SOURCE = frozenset({"gate_distance", "gate_sure", "gate_stable", "gate_per_second"})
+INTRODUCTION = (
+    "A first visit needs none of these: the defaults work. The source is chosen on Teach, the memory on Memory, "
+    "and how models are published on Models."
+)
+STAYS = (
+    "It stays as it is, because something has been learned with it: for another one, export the labelled images on "
+    "Review and import them into a new workspace."
+)
+
+
+def shown() -> list[Description]:
+    """The settings of this tab, in its order; one that no group names comes last."""
+    known = {each.name: each for each in Settings.describe() if each.name not in ELSEWHERE}
+    grouped = [name for names in GROUPS.values() for name in names]
+    return [known[name] for name in grouped] + [known[name] for name in known if name not in grouped]
+
+
+def takes_effect(name: str) -> str:
+    """When a change of it counts."""
+    if name in AT_START:
+        return "at the next start"
+    return "with the next source or start" if name in AT_SOURCE else "at once"
+
+
+def title(name: str) -> str:
+    """
+    >>> title("idle_share"), title("disk_bytes")
+    ('Idle share', 'Disk')
+    """
+    return name.removesuffix("_bytes").replace("_", " ").capitalize()
+
+
+def size_text(size: int) -> str:
+    """
+    >>> size_text(2_000_000), size_text(1_234_567), size_text(0)
+    ('2 MB', '1234567 B', '0 B')
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        text = f"{size / factor:g} {unit}"
+        if size >= factor and parse_bytes(text) == size:
+            return text
+    return f"{size} B"
+
+
+def is_size(each: Description) -> bool:
+    return each.name.endswith("_bytes")
+
+
+def is_number(each: Description) -> bool:
+    return isinstance(each.default, int | float) and not isinstance(each.default, bool) and not is_size(each)
+
+
+def to_form(each: Description, value: Any) -> Any:
+    """A setting's value as its field shows it."""
+    return size_text(value) if is_size(each) else value
+
+
+def from_form(each: Description, value: Any) -> Any:
+    """What stands in a field as the setting's value; whether it is allowed is for `Settings` to say."""
+    if is_size(each):
+        text = str(value or "").strip()
+        if text.upper().removesuffix("B").strip() == "0":
+            return 0
+        try:
+            return parse_bytes(text)
+        except UserError as error:
+            raise UserError(f"setting {each.name}: {error}") from error
+    whole = isinstance(each.default, int) and not isinstance(each.default, bool)
+    if whole and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def changes(settings: Settings, values: list[Any]) -> dict[str, Any]:
+    """What the form asks to change."""
+    wanted = {each.name: from_form(each, value) for each, value in zip(shown(), values, strict=True)}
+    return {name: value for name, value in wanted.items() if value != getattr(settings, name)}
+
+
+def explanation(each: Description) -> str:
+    """
+    >>> explanation(next(each for each in Settings.describe() if each.name == "idle_share"))
+    'Share of idle time used for further replay. Default 0.5; from 0 to 1. Counts at once.'
+    """
+    default = _said(to_form(each, each.default))
+    limits = ""
+    if is_number(each):
+        limits = (
+            f"; at least {each.low:g}" if each.high == math.inf else f"; from {each.low:g} to {each.high:g}"
+        )
+    counts = "Counts at once, as long as nothing has been learned." if each.name in FIXED else ""
+    return (
+        f"{_sentence(each.help)} Default {default}{limits}. {counts or f'Counts {takes_effect(each.name)}.'}"
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def save(studio: Studio, values: list[Any]) -> str:
+    """Keep the form's values, all or none; returns what to say."""
+    wanted = changes(studio.workspace.settings, values)
+    if not wanted:
+        return "Nothing has changed."
+    studio.change_settings(**wanted)
+    described = {each.name: each for each in shown()}
+    told = [
+        f"{title(name)} {_said(to_form(described[name], value))}, {takes_effect(name)}"
+        for name, value in wanted.items()
+    ]
+    return f"Saved: {'; '.join(told)}."
+
+
+def _said(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def form_values(studio: Studio) -> list[Any]:
+    return [to_form(each, getattr(studio.workspace.settings, each.name)) for each in shown()]
+
+
+def default_values(studio: Studio) -> list[Any]:
+    """The defaults, but for what can no longer be changed."""
+    settings, fixed = studio.workspace.settings, not studio.live.untaught
+    return [
+        to_form(each, getattr(settings, each.name) if fixed and each.name in FIXED else each.default)
+        for each in shown()
+    ]
+
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    gr.HTML(f'<p class="settings-introduction">{INTRODUCTION}</p>', padding=False, apply_default_css=False)
+    fields: list[gr.components.Component] = []
+    groups = dict(GROUPS)
+    others = tuple(each.name for each in shown() if all(each.name not in names for names in GROUPS.values()))
+    if others:
+        groups["Other"] = others
+    described = {each.name: each for each in shown()}
+    for group, names in groups.items():
+        with gr.Group(elem_id=f"settings-{group.split()[0].lower()}"):
+            gr.HTML(f'<h3 class="settings-group">{group}</h3>', padding=True, apply_default_css=False)
+            with gr.Row(elem_classes="settings-row"):
+                fields += [_field(studio, described[name]) for name in names]
+    with gr.Row():
+        save_button = gr.Button("Save", variant="primary", elem_id="settings-save", scale=0, min_width=160)
+        defaults_button = gr.Button(
+            "Back to the defaults", elem_id="settings-defaults", scale=0, min_width=260
+        )
+    message = gr.HTML(
+        '<p role="status"></p>', elem_id="settings-message", padding=False, apply_default_css=False
+    )
+
+    loaded = gr.State([])  # what this page was shown: only what was changed since is a wish
+
+    def load() -> list[Any]:
+        fixed = not studio.live.untaught
+        values = form_values(studio)
+        return [
+            *(
+                gr.update(
+                    value=value, interactive=not (fixed and each.name in FIXED), info=_info(each, fixed)
+                )
+                for each, value in zip(shown(), values, strict=True)
+            ),
+            values,
+        ]
+
+    @saying_errors
+    def on_save(was: list[Any], *typed: Any) -> list[Any]:
+        # Another page may have saved something meanwhile: what was not touched here stays as it is now.
+        untouched = was or [None] * len(typed)
+        merged = [
+            now if mine == before else mine
+            for now, before, mine in zip(form_values(studio), untouched, typed, strict=True)
+        ]
+        try:
+            sentence = save(studio, merged)
+        except UserError as error:  # what was typed stays, to be mended
+            return [*([gr.skip()] * (len(fields) + 1)), _message(str(error), wrong=True)]
+        return [*load(), _message(sentence)]
+
+    @saying_errors
+    def on_defaults() -> list[Any]:
+        sentence = "These are the defaults; nothing is changed before you save them."
+        return [*default_values(studio), _message(sentence)]
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    tab.select(saying_errors(lambda: [*load(), _message("")]), None, [*fields, loaded, message], **quiet)
+    save_button.click(on_save, [loaded, *fields], [*fields, loaded, message], **quiet)
+    defaults_button.click(on_defaults, None, [*fields, message], **quiet)
+
+
+def _message(sentence: str, wrong: bool = False) -> str:
+    return f'<p role="status" class="{"warning" if wrong else ""}">{escape(sentence)}</p>'
+
+
+def _info(each: Description, fixed: bool) -> str:
+    return f"{_sentence(each.help)} {STAYS}" if fixed and each.name in FIXED else explanation(each)
+
+
+def _field(studio: Studio, each: Description) -> gr.components.Component:
+    fixed = each.name in FIXED and not studio.live.untaught
+    common: dict[str, Any] = {
+        "value": to_form(each, getattr(studio.workspace.settings, each.name)),
+        "label": title(each.name),
+        "info": _info(each, fixed),
+        "interactive": not fixed,
+        "elem_id": f"settings-{each.name.replace('_', '-')}",
+    }
+    choices = METHODS if each.name == "method" else each.choices
+    if isinstance(each.default, bool):
+        return gr.Checkbox(min_width=240, **common)
+    if choices:
+        return gr.Dropdown(list(choices), min_width=240, **common)
+    if is_number(each):
+        return gr.Number(min_width=240, step=1 if isinstance(each.default, int) else 0.01, **common)
+    return gr.Textbox(max_lines=1, min_width=240, **common)

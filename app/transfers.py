@@ -1,0 +1,304 @@
+"""Imports and exports of labelled samples, one at a time, in a thread of their own while the page goes on.
+
+What is on its way lies in a folder of its own inside the server's temporary folder, and is gone when it has arrived.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import IO, Any
+
+from edge_hpcr.errors import UserError
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.transfer import Exported, Imported, export_samples, import_samples
+
+LOG = logging.getLogger(__name__)
+
+LARGEST_UPLOAD = 500_000_000  # bytes
+EXPORT_SECONDS = 600.0  # a finished export that nobody fetches is removed after these
+REASONS_SHOWN = 5
+LONGEST_NAME = 80
+STOP_SECONDS = 30.0
+
+
+class _Cancelled(Exception):
+    """A person wants no more of it."""
+
+
+@dataclass
+class Job:
+    """An import or export, under way or over; the last one stays to be read."""
+
+    number: int
+    kind: str  # import or export
+    name: str  # for people
+    phase: str  # uploading, running; done, failed or cancelled
+    done: int = 0
+    total: int = 0  # bytes while it is uploaded, samples afterwards; 0: not known yet
+    message: str = ""
+    reasons: list[str] = field(default_factory=list)  # of the first bad files
+    stop: threading.Event = field(default_factory=threading.Event)
+    folder: Path | None = None  # its own temporary one
+
+    @property
+    def under_way(self) -> bool:
+        return self.phase in ("uploading", "running")
+
+    def drop_folder(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+
+
+class Upload:
+    """A zip on its way from a browser to a temporary file."""
+
+    def __init__(self, job: Job, file: IO[bytes]) -> None:
+        self.job, self._file = job, file
+
+    def write(self, part: bytes) -> None:
+        if self.job.stop.is_set():
+            raise UserError("the upload was cancelled: nothing was imported")
+        self.job.done += len(part)
+        refuse_too_large(self.job.done)
+        try:
+            self._file.write(part)
+            self._file.flush()  # a full disk is noticed here, not when the file is closed
+        except OSError as error:
+            raise UserError(
+                f"the upload cannot be kept: {error.strerror}; make room and try again"
+            ) from error
+
+
+class Transfers:
+    """Any thread may call."""
+
+    def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
+        self.workspace, self.live = workspace, live
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._job: Job | None = None
+        self._thread: threading.Thread | None = None
+        self._ready: Path | None = None  # a finished export that waits to be fetched
+        self._expiry: threading.Timer | None = None
+
+    def state(self) -> dict[str, Any] | None:
+        """For the pages."""
+        job = self._job
+        if job is None:
+            return None
+        shown = {
+            name: getattr(job, name)
+            for name in ("number", "kind", "name", "phase", "done", "total", "message")
+        }
+        return {**shown, "reasons": job.reasons, "ready": job.kind == "export" and self._ready is not None}
+
+    # Import -----------------------------------------------------------------------------------------------------------
+
+    def import_folder(self, text: str) -> Job:
+        """Take in a folder or a zip that lies on the server's machine."""
+        path = _absolute(text)
+        job = self._begin("import", str(path), "running")
+        self._run(job, lambda: self._import(job, path, None))
+        return job
+
+    @contextmanager
+    def receiving(self, name: str, size: int | None) -> Iterator[Upload]:
+        """Receive a zip; when the block ends it is imported, and when it raises nothing is left."""
+        refuse_too_large(size or 0)
+        called = upload_name(name)
+        job = self._begin("import", called, "uploading")
+        job.total = size or 0
+        try:
+            path = self._own_folder(job) / "upload.zip"
+            with path.open("wb") as file:
+                yield Upload(job, file)
+        except BaseException as error:
+            job.drop_folder()
+            job.message = (
+                str(error) if isinstance(error, UserError) else "the upload broke off: nothing was imported"
+            )
+            job.phase = "cancelled" if job.stop.is_set() else "failed"
+            raise
+        job.done = job.total = 0
+        job.phase = "running"
+        self._run(job, lambda: self._import(job, path, Path(called)))
+
+    def _import(self, job: Job, source: Path, called: Path | None) -> str:
+        def progress(done: int, total: int) -> None:
+            job.done, job.total = done, total
+            self.live.notify()
+
+        result = import_samples(self.workspace, source, progress, job.stop, called)
+        job.reasons = result.reasons[:REASONS_SHOWN]
+        if job.stop.is_set() and (job.done < job.total or not job.total):
+            job.phase = "cancelled"
+            return f"cancelled; what was taken in so far stays: {imported_text(result)}"
+        return imported_text(result)
+
+    # Export -----------------------------------------------------------------------------------------------------------
+
+    def export(self) -> Job:
+        """Make a zip of all labelled samples, to be fetched when it is done."""
+        job = self._begin("export", "all labelled samples", "running")
+        self._run(job, lambda: self._export(job))
+        return job
+
+    def _export(self, job: Job) -> str:
+        def progress(done: int, total: int) -> None:
+            job.done, job.total = done, total
+            if job.stop.is_set():
+                raise _Cancelled
+
+        path = self._own_folder(job) / "samples.zip"
+        result = export_samples(self.workspace, path, progress)
+        with self._lock:
+            self._ready, job.folder = path, None
+            self._expiry = threading.Timer(EXPORT_SECONDS, self._drop_export, [path])
+            self._expiry.daemon = True
+            self._expiry.start()
+        return exported_text(result)
+
+    def take_export(self) -> IO[bytes]:
+        """The finished zip, opened. Its file is removed already, so that nothing is left whatever becomes of it."""
+        with self._lock:
+            if self._ready is None:
+                raise UserError("no export is ready: it may have been fetched already; start a new one")
+            file = self._ready.open("rb")
+            self._forget_export()
+        return file
+
+    def _drop_export(self, path: Path) -> None:
+        with self._lock:
+            if self._ready == path:
+                self._forget_export()
+
+    def _forget_export(self) -> None:
+        if self._ready is not None:
+            shutil.rmtree(self._ready.parent, ignore_errors=True)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._ready = self._expiry = None
+
+    # Both -------------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        job = self._job
+        if job is None or not job.under_way:
+            raise UserError("nothing to cancel: no import or export is under way")
+        job.stop.set()
+
+    def stop(self) -> None:
+        """End what is under way; an import goes on from there when it is started again."""
+        job, thread = self._job, self._thread
+        if job is not None:
+            job.stop.set()
+        if thread is not None:
+            thread.join(STOP_SECONDS)
+        with self._lock:
+            self._forget_export()
+
+    def _begin(self, kind: str, name: str, phase: str) -> Job:
+        with self._lock:
+            if self._job is not None and self._job.under_way:
+                raise UserError(f"an {self._job.kind} is under way: wait for its end, or cancel it")
+            self._forget_export()
+            self._job = Job(next(self._numbers), kind, name, phase)
+            return self._job
+
+    def _own_folder(self, job: Job) -> Path:
+        # Gradio's is the server's own temporary folder, removed with it.
+        try:
+            job.folder = Path(tempfile.mkdtemp(prefix=f"{job.kind}-", dir=os.environ.get("GRADIO_TEMP_DIR")))
+        except OSError as error:
+            raise UserError(
+                f"no room for temporary files: {error.strerror}; make room and try again"
+            ) from error
+        return job.folder
+
+    def _run(self, job: Job, work: Callable[[], str]) -> None:
+        def run() -> None:
+            phase = "done"
+            try:
+                job.message = work()
+                phase = job.phase if job.phase == "cancelled" else "done"
+            except _Cancelled:
+                phase, job.message = "cancelled", f"the {job.kind} was cancelled"
+            except UserError as error:
+                phase, job.message = "failed", str(error)
+            except Exception:
+                LOG.exception("the %s of %s failed", job.kind, job.name)
+                phase, job.message = "failed", f"the {job.kind} failed; the program's log says why"
+            finally:
+                job.drop_folder()
+                job.phase = phase  # last, since it is what everybody waits for
+                self.live.notify()
+
+        self._thread = threading.Thread(target=run, name=job.kind, daemon=True)
+        self._thread.start()
+
+
+def refuse_too_large(size: int) -> None:
+    if size > LARGEST_UPLOAD:
+        raise UserError(
+            f"the zip has more than {LARGEST_UPLOAD // 1_000_000} MB: copy it to the server's machine and import it by its path"
+        )
+
+
+def upload_name(name: str) -> str:
+    """What an uploaded file is called here and in the journal: one part of a path, whatever the browser sent.
+
+    >>> upload_name("C:\\\\pictures\\\\mugs.zip"), upload_name("../..")
+    ('uploaded mugs.zip', 'uploaded samples.zip')
+    """
+    last = PurePosixPath(PureWindowsPath(name).name).name
+    stem = "".join(c for c in last if c.isprintable()).strip(" .")
+    stem = stem[:-4] if stem.lower().endswith(".zip") else stem
+    return f"uploaded {stem[:LONGEST_NAME] or 'samples'}.zip"
+
+
+def _absolute(text: str) -> Path:
+    text = text.strip()
+    if not text:
+        raise UserError("no folder was named: write the path of a folder or a zip on the server's machine")
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{text[:100]}: there is no such user: write the whole path") from error
+    if not path.is_absolute() or "\0" in text:
+        raise UserError(f"{text[:100]!r} is no whole path: write it from the top, like /home/anna/parts")
+    return path
+
+
+def imported_text(result: Imported) -> str:
+    """The result of an import as one sentence.
+
+    >>> imported_text(Imported(samples=12, classes=1, known=3, bad=2))
+    '12 samples labelled, 1 new class, 3 known already, 2 bad'
+    """
+    earlier = f" ({result.deleted} of them deleted here earlier)" if result.deleted else ""
+    return (
+        f"{_many(result.samples, 'sample')} labelled, {_many(result.classes, 'new class', 'new classes')}, "
+        f"{result.known:,} known already{earlier}, {result.bad:,} bad"
+    )
+
+
+def exported_text(result: Exported) -> str:
+    missing = f"; {_many(result.missing, 'label')} had no image any more" if result.missing else ""
+    return (
+        f"{_many(result.samples, 'sample')} of {_many(result.classes, 'class', 'classes')} exported{missing}"
+    )
+
+
+def _many(count: int, one: str, more: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

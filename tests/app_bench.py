@@ -1,0 +1,168 @@
+"""Measure the app in a real browser: how soon it is there, how soon a label is saved and learned, and what a day costs.
+
+python tests/app_bench.py --out results/app.json          everything, about half an hour
+python tests/app_bench.py --quick                         too little to trust, to see that it works
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from browser_parts import App, chromium, open_page
+from playwright.sync_api import Page, expect
+
+from edge_hpcr.bench import hardware
+from edge_hpcr.errors import UserError
+
+PAGE_SECONDS, ACKNOWLEDGED_MS, LEARNED_SECONDS, LARGEST_GROWTH = 8.0, 250.0, 2.0, 0.10
+
+# Presses a key, then waits for the message of this very label; both moments by the page's own clock.
+PRESS = """async ([key, name]) => {
+  const message = document.getElementById("message");
+  message.textContent = "";
+  const pressed = performance.now();
+  document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  while (!message.textContent.startsWith("✓ " + name) && performance.now() - pressed < 20000) await new Promise(requestAnimationFrame);
+  const saved = performance.now() - pressed;
+  const lesson = document.getElementById("lesson");
+  while (!/ in [0-9.]+ s/.test(lesson.textContent) && performance.now() - pressed < 20000) await new Promise(requestAnimationFrame);
+  return [saved, performance.now() - pressed, message.textContent];
+}"""
+TICKS = """async (count) => {
+  for (let number = 0; number < count; number++) await (await fetch("/edge/state")).json();
+}"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
+    parser.add_argument("--quick", action="store_true", help="few labels and ticks")
+    options = parser.parse_args()
+    presses, ticks, labels = (20, 400, 40) if options.quick else (200, 20_000, 2_000)
+    with tempfile.TemporaryDirectory() as folder:
+        report = measure(Path(folder) / "workspace", presses, ticks, labels)
+    report |= {"quick": options.quick, "hardware": hardware(), "python": platform.python_version()}
+    print(json.dumps(report, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(part["passed"] for part in report.values() if isinstance(part, dict)) else 1
+
+
+def measure(workspace: Path, presses: int, ticks: int, labels: int) -> dict[str, Any]:
+    begun = time.monotonic()
+    app = App(workspace)
+    answering = time.monotonic() - begun
+    try:
+        with chromium() as browser:
+            page = open_page(browser, app)
+            expect(page.locator("#frame")).to_be_visible()
+            seconds = time.monotonic() - begun
+            report: dict[str, Any] = {
+                "first_page": {
+                    "healthz_seconds": round(answering, 2),
+                    "seconds": round(seconds, 2),
+                    "passed": seconds < PAGE_SECONDS,
+                }
+            }
+            report["labels"] = measure_labels(page, presses)
+            report["day"] = measure_day(page, app, ticks, labels)
+            return report
+    finally:
+        app.stop()
+
+
+def teach(page: Page, name: str) -> None:
+    page.keyboard.press("n")
+    page.locator("#new-class-name").fill(name)
+    page.keyboard.press("Enter")
+    expect(page.locator("#message")).to_contain_text(f"{name} saved")
+    expect(page.locator("#new-class")).to_be_hidden()
+
+
+def measure_labels(page: Page, count: int) -> dict[str, Any]:
+    """Key presses while the learner runs flat out: after the first label there is always something to rehearse."""
+    for name in ("odd", "even"):
+        teach(page, name)
+    saved, learned, busy = [], [], 0
+    for number in range(count):
+        busy += page.evaluate("document.getElementById('strip').textContent.includes('idle')") is False
+        until_saved, until_learned, message = page.evaluate(
+            PRESS, ["12"[number % 2], ("odd", "even")[number % 2]]
+        )
+        if not message.startswith("✓"):
+            raise UserError(f"a label was not saved: {message}")
+        saved.append(until_saved)
+        learned.append(until_learned / 1000)
+        page.wait_for_timeout(150)
+    p95, slowest = float(np.percentile(saved, 95)), float(np.percentile(learned, 95))
+    return {
+        "presses": count,
+        "learner_busy": busy,
+        "saved_ms": {
+            "p50": round(float(np.median(saved)), 1),
+            "p95": round(p95, 1),
+            "max": round(max(saved), 1),
+        },
+        "learned_seconds": {
+            "p50": round(float(np.median(learned)), 2),
+            "p95": round(slowest, 2),
+            "max": round(max(learned), 2),
+        },
+        "passed": p95 < ACKNOWLEDGED_MS and slowest < LEARNED_SECONDS,
+    }
+
+
+def measure_day(page: Page, app: App, ticks: int, labels: int) -> dict[str, Any]:
+    """Eight hours of a page, faster: its questions for the state, and labels among them; every tab is opened too."""
+    process = psutil.Process(app.process.pid)
+    sizes, looks = [], 20
+    for look in range(looks):
+        page.evaluate(TICKS, ticks // looks)
+        for number in range(labels // looks):
+            page.evaluate(
+                """async ([key]) => { const frame = Number(document.getElementById("frame").dataset.number);
+                const state = await (await fetch("/edge/state")).json();
+                await fetch("/edge/act", {method: "POST", body: JSON.stringify({do: "label", class: state.classes[key].id, frames: [frame]})}); }""",
+                [number % 2],
+            )
+        for tab in ("Accuracy", "Memory", "Teach"):
+            page.get_by_role("tab").filter(has_text=tab).first.click()
+            page.wait_for_timeout(500)
+        sizes.append((process.memory_info().rss, temporary_bytes(app.process.pid)))
+        print(f"day: {look + 1} of {looks}, {sizes[-1][0] / 1e6:.0f} MB resident", flush=True)
+    resident = [size for size, _ in sizes]
+    warm = resident[looks // 4]
+    growth = max(resident[looks // 4 :]) / warm - 1
+    return {
+        "ticks": ticks,
+        "labels": labels,
+        "resident_mb": [round(size / 1e6, 1) for size in resident],
+        "growth_after_first_quarter": round(growth, 4),
+        "temporary_bytes": [held for _, held in sizes],
+        "passed": growth < LARGEST_GROWTH and max(held for _, held in sizes) < 1_000_000,
+    }
+
+
+def temporary_bytes(pid: int) -> int:
+    folders = Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*")
+    return sum(
+        (Path(place) / file).stat().st_size
+        for folder in folders
+        for place, _, files in os.walk(folder)
+        for file in files
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

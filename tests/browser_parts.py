@@ -1,0 +1,188 @@
+"""What the browser's tests share: the app on a free port, a real Chromium, and films for its faked camera."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from sklearn.datasets import load_sample_images
+
+from app.server import Server
+from edge_hpcr.workspace.folder import Workspace
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 40_000  # milliseconds: two busy cores may take long
+expect.set_options(timeout=PATIENCE)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class App:
+    """`python -m app` as a person starts it, in a process of its own."""
+
+    def __init__(self, workspace: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.workspace = workspace
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        command = [
+            sys.executable,
+            "-m",
+            "app",
+            "--workspace",
+            str(workspace),
+            "--port",
+            str(self.port),
+            *options,
+        ]
+        self.log = workspace.with_suffix(".log")
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | (environment or {})
+            )
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the app ended with {self.process.returncode}: {self.log.read_text()}")
+            try:
+                with urllib.request.urlopen(f"{self.address}/healthz", timeout=5) as answer:
+                    assert answer.status == 200
+                    return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.1)
+        raise AssertionError(f"the app was not ready in time: {self.log.read_text()}")
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    @contextmanager
+    def look(self) -> Iterator[Workspace]:
+        """What is in the workspace, as another process sees it."""
+        with Workspace.open(self.workspace, learning=False) as workspace:
+            yield workspace
+
+
+class OwnServer:
+    """The same app in this process: it starts in a second, since everything has been imported."""
+
+    def __init__(self, workspace: Path, **options: Any) -> None:
+        self.workspace = workspace
+        self.port = free_port()
+        self.server = Server(workspace, port=self.port, **options)
+        self.address = self.server.start().rstrip("/")
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    look = App.look
+
+
+@contextmanager
+def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
+    app = OwnServer(workspace, **options)
+    try:
+        yield app
+    finally:
+        app.stop()
+
+
+@contextmanager
+def running_alone(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
+    app = App(workspace, *options, environment=environment)
+    try:
+        yield app
+    finally:
+        app.stop()
+
+
+@contextmanager
+def chromium(film: Path | None = None) -> Iterator[Browser]:
+    """A real browser; with a film, its camera shows that, and pages may use it without asking."""
+    # None: Playwright's own, if it has been installed.
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-gpu"]
+    if film is not None:
+        arguments += [
+            "--use-fake-device-for-media-stream",
+            "--use-fake-ui-for-media-stream",
+            f"--use-file-for-fake-video-capture={film}",
+        ]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **options: object) -> Page:
+    """The app's page with one of its tabs open; an error in a script fails the test at its end."""
+    context = browser.new_context(viewport={"width": 1200, "height": 850}, **options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(app.address)
+    expect(page.locator("#strip")).to_contain_text("labels")
+    go_to(page, tab)
+    return page
+
+
+def go_to(page: Page, tab: str) -> None:
+    shown = page.get_by_role("tab").filter(has_text=tab).filter(visible=True)
+    if shown.count():
+        shown.first.click()
+    else:  # on a phone the last tabs are behind a menu
+        page.get_by_role("button", name="More tabs").click()
+        page.locator(".overflow-dropdown button", has_text=tab).click()
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def photos() -> dict[str, np.ndarray]:
+    """Two real photographs that scikit-learn brings along, RGB."""
+    china, flower = load_sample_images().images
+    return {"temple": china, "flower": flower}
+
+
+def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:
+    """A film in which a hand-held camera looks at a photograph: the view wanders a little."""
+    rng = np.random.default_rng(0)
+    place = np.array([40.0, 40.0])
+    with path.open("wb") as file:
+        for _ in range(frames):
+            place = np.clip(place + rng.normal(0, 4, 2), 0, 80)
+            top, left = place.astype(int)
+            view = cv2.resize(image[top : top + 340, left : left + 540], (320, 240))
+            file.write(cv2.imencode(".jpg", cv2.cvtColor(view, cv2.COLOR_RGB2BGR))[1].tobytes())
+    return path

@@ -1,0 +1,318 @@
+"""The server behind the page: who may ask, what is answered, and that it starts and ends well."""
+
+import base64
+import http.client
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser_parts import ROOT, App, OwnServer, free_port, running, wait_for
+
+from app.feeder import encoded
+from app.security import Credentials, read_credentials, refuse_open_address
+from app.studio import Studio
+from edge_hpcr.errors import UserError
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("server") / "workspace") as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded") / "workspace"
+    with running(folder, credentials=Credentials("anna", PASSWORD)) as app:
+        yield app
+
+
+def ask(
+    app: OwnServer | App, method: str, path: str, body: bytes | str | None = None, **headers: str
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=30)
+    try:
+        connection.request(
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def act(app: OwnServer, **wish: object) -> tuple[int, dict]:
+    status, body = ask(app, "POST", "/edge/act", json.dumps(wish))
+    return status, json.loads(body)
+
+
+def is_taken(studio: Studio) -> bool:
+    """Whether somebody is labelling at this moment."""
+    if studio._labelling.acquire(blocking=False):
+        studio._labelling.release()
+        return False
+    return True
+
+
+def jpeg(side: int = 64) -> bytes:
+    return encoded(np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8))[0]
+
+
+# Who may ask --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/edge/state", "/config", "/gradio_api/info", "/healthz"])
+def test_a_name_that_points_here_by_trick_is_refused(app, path):
+    assert ask(app, "GET", path, Host="evil.example")[0] == 400
+    assert ask(app, "GET", path, Host="evil.example:7860")[0] == 400
+    assert ask(app, "GET", path, Host=f"localhost:{app.port}")[0] in (200, 404)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost.evil.example"]
+)
+@pytest.mark.parametrize(
+    "path", ["/edge/act", "/edge/camera", "/gradio_api/queue/join", "/gradio_api/upload"]
+)
+def test_requests_from_other_sites_are_refused(app, origin, path):
+    before = act(app, do="hold", held=False)[1]["state"]["seq"]
+    assert ask(app, "POST", path, '{"do": "new_class", "name": "evil"}', Origin=origin)[0] == 403
+    assert act(app, do="hold", held=False)[1]["state"]["seq"] == before
+
+
+def test_pictures_are_not_for_other_sites_but_links_are(app):
+    assert ask(app, "GET", "/edge/state", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
+    assert ask(app, "GET", "/edge/state", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors")[0] == 403
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert ask(app, "GET", "/", **link)[0] == 200
+    assert ask(app, "POST", "/edge/act", '{"do": "undo"}', **link)[0] == 403
+    own = f"http://127.0.0.1:{app.port}"
+    assert ask(app, "POST", "/edge/act", '{"do": "hold"}', Origin=own, Sec_Fetch_Site="same-origin")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/edge/state",
+        "/config",
+        "/gradio_api/info",
+        "/gradio_api/cancel",
+        "/gradio_api/reset",
+        "/openapi.json",
+    ],
+)
+def test_everything_but_the_health_check_needs_the_password(guarded, path):
+    assert ask(guarded, "GET", path)[0] == 401
+    assert ask(guarded, "POST", path, "{}")[0] == 401
+    assert ask(guarded, "GET", "/healthz")[0] == 200
+
+
+def test_wrong_passwords_are_slowed_down(tmp_path):
+    def header(password: str) -> dict[str, str]:
+        return {"Authorization": "Basic " + base64.b64encode(f"anna:{password}".encode()).decode()}
+
+    with running(tmp_path / "workspace", credentials=Credentials("anna", PASSWORD)) as app:
+        assert ask(app, "GET", "/edge/state", **header(PASSWORD))[0] == 200
+        statuses = [ask(app, "GET", "/edge/state", **header(f"guess {n}"))[0] for n in range(6)]
+        assert statuses == [401] * 5 + [429]
+        assert ask(app, "GET", "/edge/state", **header(PASSWORD))[0] == 429  # whoever guesses, waits
+        assert ask(app, "GET", "/edge/state", Authorization="Bearer nonsense")[0] == 429
+
+
+def test_another_address_needs_a_password(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="needs a password"):
+        refuse_open_address("0.0.0.0", None)
+    refuse_open_address("127.0.0.1", None)
+    secret = tmp_path / "secret"
+    secret.write_text(f"{PASSWORD}\nsecond line\n")
+    assert read_credentials(f"anna:{secret}") == Credentials("anna", PASSWORD)
+    monkeypatch.setenv("EDGE_HPCR_AUTH", "otto:long enough:with colon")
+    assert read_credentials(None) == Credentials("otto", "long enough:with colon")
+    for bad in ("anna", "anna:", f":{secret}", f"anna:{tmp_path / 'missing'}"):
+        with pytest.raises(UserError, match="--auth"):
+            read_credentials(bad)
+    secret.write_text("short\n")
+    with pytest.raises(UserError, match="too short"):
+        read_credentials(f"anna:{secret}")
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how", ["/gradio_api/file={}", "/file={}", "/gradio_api/file/{}", "/edge/static/..%2f..{}"]
+)
+def test_files_that_the_page_does_not_offer_cannot_be_had(app, how):
+    secrets = [
+        app.workspace / "journal.sqlite",
+        app.workspace / "settings.json",
+        ROOT / "README.md",
+        ROOT / "requirements.txt",
+        Path("/etc/passwd"),
+    ]
+    for secret in secrets:
+        status, body = ask(app, "GET", how.format(secret))
+        assert status in (403, 404)
+        assert secret.read_bytes()[:50] not in body
+
+
+def test_a_path_in_a_request_is_not_read_by_gradio(app):
+    """The hole of mounted apps: a file named in a component's value is copied to where everybody may fetch it."""
+    config = json.loads(ask(app, "GET", "/config")[1])
+    secret = str((app.workspace / "settings.json").resolve())
+    value = {"path": secret, "meta": {"_type": "gradio.FileData"}}
+    for dependency in config["dependencies"]:
+        body = json.dumps(
+            {"data": [value] * len(dependency["inputs"]), "fn_index": dependency["id"], "session_hash": "x"}
+        )
+        ask(app, "POST", "/gradio_api/queue/join", body, Content_Type="application/json")
+    copies = [path for path in app.server.temporary.rglob("*") if path.is_file()]
+    assert not any(b"image_size" in path.read_bytes() for path in copies)
+
+
+# Actions ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "must be an object"),
+        (b'{"do": "explode"}', "unknown action 'explode'"),
+        (b'{"do": "label", "class": "1", "frames": [1]}', "'class' must be a whole number"),
+        (b'{"do": "label", "class": true, "frames": [1]}', "'class' must be a whole number"),
+        (b'{"do": "label", "class": 1, "frames": 7}', "'frames' must be a list"),
+        (b'{"do": "label", "class": 1, "frames": [99999999]}', "no longer here"),
+        (b'{"do": "label", "class": 99999, "frames": []}', "no frame yet"),
+        (b'{"do": "delete_class", "class": 4711}', "unknown class 4711"),
+        (b'{"do": "recolour_class", "class": 1, "colour": "red"}', "write it like #1f77b4"),
+        (b'{"do": "source", "source": ""}', "there is no source"),
+        (b'{"do": "source", "source": "ftp://host/"}', "unknown kind of source"),
+        (b'{"do": "new_class", "name": "  "}', "an empty class name"),
+        (b"x" * 300_000, "more than 200,000 bytes"),
+    ],
+)
+def test_bad_requests_are_answered_with_a_sentence(app, body, says):
+    status, answer = ask(app, "POST", "/edge/act", body)
+    assert status == 400
+    assert says in json.loads(answer)["error"]
+
+
+def test_a_frame_is_labelled_as_it_was_shown(app):
+    wait_for(lambda: json.loads(ask(app, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
+    frame = json.loads(ask(app, "GET", "/edge/state")[1])["frame"]["number"]
+    shown = app.server.studio.feeder.shown(frame).image
+    wait_for(lambda: app.server.studio.feeder.newest().number > frame, "another frame")
+    status, answer = act(app, do="new_class", name="as shown", frames=[frame])
+    assert status == 200
+    assert answer["message"] == "as shown saved"
+    with app.look() as workspace:
+        (row,) = workspace.journal.samples(class_id=answer["class_id"])
+        assert np.array_equal(workspace.image(row.id), shown)
+    # The same frame with another class is a correction of the same sample.
+    again = act(app, do="new_class", name="corrected", frames=[frame])[1]
+    with app.look() as workspace:
+        assert [each.id for each in workspace.journal.samples(class_id=again["class_id"])] == [row.id]
+    assert act(app, do="undo")[1]["message"] == "undone: corrected"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"no image", "cannot be used as an image"),
+        (b"", "it is empty"),
+        (encoded(np.zeros((4000, 4000, 3), np.uint8))[0], "pixels are more than"),
+        (b"x" * 5_000_000, "more than 4,000,000 bytes"),
+    ],
+    ids=["text", "empty", "16 megapixels", "5 MB"],
+)
+def test_bad_camera_frames_are_refused(app, body, says):
+    act(app, do="source", source="browser")
+    status, answer = ask(app, "POST", "/edge/camera", body)
+    assert status == 400
+    assert says in json.loads(answer)["error"]
+
+
+def test_a_camera_that_nobody_wants_is_told_so(app):
+    act(app, do="source", source="digits")
+    assert json.loads(ask(app, "POST", "/edge/camera", jpeg())[1]) == {"wanted": False}
+
+
+def test_an_undo_does_not_overtake_the_label_before_it(app):
+    studio = app.server.studio
+    act(app, do="source", source="browser")
+    rng = np.random.default_rng(0)
+    numbers: list[int] = []
+    for _ in range(12):
+        studio.push_browser_frame(rng.integers(0, 255, (240, 320, 3), np.uint8))
+        newest = studio.feeder.newest()
+        before = newest.number if newest else None
+        wait_for(
+            lambda before=before: studio.feeder.newest() and studio.feeder.newest().number != before,
+            "a frame",
+        )
+        numbers.append(studio.feeder.newest().number)
+    class_id = studio.journal.create_class("overtaken")
+    with ThreadPoolExecutor() as threads:
+        label = threads.submit(studio.label_frames, numbers, class_id)
+        wait_for(lambda: label.done() or is_taken(studio), "the label", 10)
+        assert studio.undo().message == "undone: labelled (12 samples)"
+        assert label.result().samples == 12
+    assert {row.name: row.labels for row in studio.journal.classes()}["overtaken"] == 0
+
+
+# Starting and ending ------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--host", "0.0.0.0"], "needs a password"),
+        (["--port", "99999"], "is no port"),
+        (["--auth", "anna"], "user:file"),
+        (["--workspace", "README.md"], "README.md is a file"),
+    ],
+)
+def test_wrong_options_end_with_2_and_one_line(arguments, says):
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_or_workspace_in_use_is_refused(app, tmp_path):
+    taken = command("--workspace", str(tmp_path / "other"), "--port", str(app.port))
+    assert taken.returncode == 2
+    assert "cannot listen on" in taken.stderr
+    twice = command("--workspace", str(app.workspace), "--port", str(free_port()))
+    assert twice.returncode == 2
+    assert "is in use by process" in twice.stderr
+
+
+def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
+    alone = App(tmp_path / "workspace")
+    wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
+    frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
+    ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))
+    pid = alone.process.pid
+    assert alone.stop() == 0
+    import tempfile
+
+    assert not list(Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*"))
+    assert "Traceback" not in alone.log.read_text()
+    with alone.look() as workspace:
+        assert [(row.name, row.labels) for row in workspace.journal.classes()] == [("kept", 1)]
+    assert any((alone.workspace / "checkpoints").iterdir())
