@@ -19,7 +19,7 @@ help: ## list these targets
 run: install ## set up, then open the app on http://127.0.0.1:7860 (its workspace: ./workspace)
 	$(BIN)/python -m app
 
-# Two at a time, a file each: most of a browser's test is waiting.
+# Two at a time, a file each: much of a browser's test is waiting.
 test: check browser ## set up, check, then run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
@@ -31,11 +31,11 @@ check: install-dev ## lint, formatting and types
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
 	$(BIN)/python -m edge_hpcr speed --out results/speed.json
 	$(BIN)/python -m export bench --out results/latency.json
-	$(BIN)/python tests/app_bench.py --out results/app.json
+	PYTHONPATH=. $(BIN)/python tests/app_bench.py --out results/app.json
 	$(BIN)/python -m edge_hpcr endure all --out results/endurance.json
 
 screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
-	$(BIN)/python tests/screenshots.py
+	PYTHONPATH=. $(BIN)/python tests/screenshots.py
 
 # What the system has, what its packages have, or what Playwright brings, in this order.
 browser: install-dev ## a Chromium for the tests, if there is none

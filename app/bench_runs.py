@@ -418,7 +418,8 @@ class BenchRuns:
         if code == 2:
             return last
         if code < 0:
-            return f"something ended it (signal {-code}; was the memory full?): it can be continued"
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            return f"something ended it ({name}; was the memory full?): it can be continued"
         return f"{last}; it can be continued"
 
     def _left_running(self) -> _Current | None:

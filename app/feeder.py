@@ -173,8 +173,8 @@ class Feeder:
         except EndOfStream:
             with self._change:
                 if stream is self._stream:
-                    self.ended = True
                     intake.close()
+                    self.ended = True
             return
         intake.count_dropped(stream.state().dropped)
         if frame is None:

@@ -38,7 +38,31 @@ PRESS = """async ([key, name]) => {
   return [saved, performance.now() - pressed, message.textContent];
 }"""
 TICKS = """async (count) => {
-  for (let number = 0; number < count; number++) await (await fetch("/edge/state")).json();
+  for (let number = 0; number < count; number++) {
+    const answer = await fetch("/edge/state");
+    if (!answer.ok) throw new Error("the state: " + answer.status);
+    await answer.json();
+  }
+}"""
+# A new picture from the browser's camera, seen by the learner, and then labelled; as often as asked.
+LABELS = """async (count) => {
+  const state = async () => (await fetch("/edge/state")).json();
+  const canvas = Object.assign(document.createElement("canvas"), {width: 320, height: 240});
+  const draw = canvas.getContext("2d");
+  for (let number = 0; number < count; number++) {
+    for (let stroke = 0; stroke < 40; stroke++) {
+      draw.fillStyle = `hsl(${Math.random() * 360} 80% ${number % 2 ? 30 : 70}%)`;
+      draw.fillRect(Math.random() * 320, Math.random() * 240, number % 2 ? 80 : 8, number % 2 ? 8 : 80);
+    }
+    const before = (await state()).frame?.number;
+    const picture = await new Promise((done) => canvas.toBlob(done, "image/jpeg"));
+    await fetch("/edge/camera", {method: "POST", body: picture});
+    let now = await state();
+    while (now.frame?.number === before) now = await state();
+    const wish = {do: "label", class: now.classes[number % 2].id, frames: [now.frame.number]};
+    const answer = await fetch("/edge/act", {method: "POST", body: JSON.stringify(wish)});
+    if (!answer.ok) throw new Error("a label: " + await answer.text());
+  }
 }"""
 
 
@@ -124,21 +148,18 @@ def measure_labels(page: Page, count: int) -> dict[str, Any]:
 
 
 def measure_day(page: Page, app: App, ticks: int, labels: int) -> dict[str, Any]:
-    """Eight hours of a page, faster: its questions for the state, and labels among them; every tab is opened too."""
+    """Eight hours of a page, faster: its questions for the state, new pictures with labels, tabs that tick by themselves."""
     process = psutil.Process(app.process.pid)
     sizes, looks = [], 20
+    page.evaluate(
+        "fetch('/edge/act', {method: 'POST', body: JSON.stringify({do: 'source', source: 'browser'})})"
+    )
     for look in range(looks):
         page.evaluate(TICKS, ticks // looks)
-        for number in range(labels // looks):
-            page.evaluate(
-                """async ([key]) => { const frame = Number(document.getElementById("frame").dataset.number);
-                const state = await (await fetch("/edge/state")).json();
-                await fetch("/edge/act", {method: "POST", body: JSON.stringify({do: "label", class: state.classes[key].id, frames: [frame]})}); }""",
-                [number % 2],
-            )
-        for tab in ("Accuracy", "Memory", "Teach"):
+        page.evaluate(LABELS, labels // looks)
+        for tab in ("Accuracy", "Memory", "Models", "Benchmarks", "Teach"):  # whose own timers tick meanwhile
             page.get_by_role("tab").filter(has_text=tab).first.click()
-            page.wait_for_timeout(500)
+            page.wait_for_timeout(2500)
         sizes.append((process.memory_info().rss, temporary_bytes(app.process.pid)))
         print(f"day: {look + 1} of {looks}, {sizes[-1][0] / 1e6:.0f} MB resident", flush=True)
     resident = [size for size, _ in sizes]

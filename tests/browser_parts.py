@@ -95,6 +95,11 @@ class OwnServer:
     def __init__(self, workspace: Path, **options: Any) -> None:
         self.workspace = workspace
         self.port = free_port()
+        if not workspace.exists():
+            with Workspace.open(workspace) as fresh:
+                fresh.change_settings(
+                    idle_steps=20
+                )  # rehearsal takes a core, of which a test machine has few
         self.server = Server(workspace, port=self.port, **options)
         self.address = self.server.start().rstrip("/")
 

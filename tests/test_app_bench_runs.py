@@ -124,6 +124,8 @@ def test_a_run_outlives_a_program_that_was_killed_and_is_taken_over_by_the_next(
     assert state(later, name) == "running"
     pid = later._current.process.pid
     assert pid != program.pid and psutil.Process(pid).is_running()
+    # Before its first step it has nothing to save.
+    until(lambda: (later.folder / f"{name}.progress").exists())
     later.cancel(name)
     until(lambda: state(later, name) == "stopped")
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -366,7 +366,7 @@ def test_make_bench_measures_the_step_the_models_the_app_and_the_endurance(bare:
     assert make("-n", "bench", at=bare).stdout.splitlines()[-4:] == [
         ".venv/bin/python -m edge_hpcr speed --out results/speed.json",
         ".venv/bin/python -m export bench --out results/latency.json",
-        ".venv/bin/python tests/app_bench.py --out results/app.json",
+        "PYTHONPATH=. .venv/bin/python tests/app_bench.py --out results/app.json",
         ".venv/bin/python -m edge_hpcr endure all --out results/endurance.json",
     ]
 
