@@ -38,6 +38,7 @@ from export.snapshot import HeldOutSamples, Snapshot, parity_images
 FEATURE_TOLERANCE = 10 * TOLERANCE  # of the largest feature: features have no scale of their own
 BATCHES = (1, 2, 64)
 TEST_BATCH = 64
+TRACE_ATTEMPTS = 3
 _SHORTEST = 1e-12  # as torch's own normalize
 
 
@@ -130,11 +131,16 @@ def export_full(snapshot: Snapshot, path: Path, version: int = 0, tolerance: flo
     return finish(model, snapshot, path, version, tolerance)
 
 
-def trace(module: Deployed, size: tuple[int, int]) -> ModelProto:
+def _whole_text(error: BaseException | None) -> str:
+    """What it says, and what its causes say."""
+    return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
+
+
+def _trace_once(module: Deployed, size: tuple[int, int]) -> Any:
     example = torch.zeros(2, *size, 3, dtype=torch.uint8)
     # Without gradients: the network's training path through Winograd's transforms is no convolution to an exporter.
     with torch.no_grad():
-        program = torch.onnx.export(
+        return torch.onnx.export(
             module,
             (example,),
             dynamo=True,
@@ -144,6 +150,18 @@ def trace(module: Deployed, size: tuple[int, int]) -> ModelProto:
             dynamic_shapes={"image": {0: torch.export.Dim("N")}},
             verbose=False,
         )
+
+
+def trace(module: Deployed, size: tuple[int, int]) -> ModelProto:
+    for attempt in range(TRACE_ATTEMPTS):
+        try:
+            program = _trace_once(module, size)
+            break
+        except Exception as error:
+            # Python 3.11 counts the depth of syntax trees for all threads together: while another thread parses
+            # something, torch's exporter may find the count wrong. The next time it is right.
+            if attempt + 1 == TRACE_ATTEMPTS or "recursion depth mismatch" not in _whole_text(error):
+                raise
     if program is None:
         raise RuntimeError("torch's exporter returned nothing")
     model = program.model_proto

@@ -159,6 +159,9 @@ def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **opti
 
 
 def go_to(page: Page, tab: str) -> None:
+    expect(
+        page.get_by_role("tab").filter(visible=True).first
+    ).to_be_visible()  # after a reload it takes a moment
     shown = page.get_by_role("tab").filter(has_text=tab).filter(visible=True)
     if shown.count():
         shown.first.click()

@@ -41,3 +41,19 @@ def digit_batches(digits):
         return [(digits.train_images[part], digits.train_labels[part]) for part in parts]
 
     return batches
+
+
+@pytest.fixture(scope="module")
+def one_browser():
+    from browser_parts import chromium  # most tests need none
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(one_browser):
+    """Without the pages of earlier tests, which would go on asking for their servers."""
+    yield one_browser
+    for context in one_browser.contexts:
+        context.close()

@@ -6,27 +6,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from browser_parts import OwnServer, chromium, go_to, open_page, photos, running, wait_for
+from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for
 from playwright.sync_api import Page, expect
 
 from app.feeder import encoded
 from edge_hpcr.data import load
 from edge_hpcr.workspace.folder import Taken, Workspace
 from export.versions import latest_version, versions
-
-
-@pytest.fixture(scope="module")
-def one_browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(one_browser):
-    """Without the pages of earlier tests, which would go on asking for their servers."""
-    yield one_browser
-    for context in one_browser.contexts:
-        context.close()
 
 
 @pytest.fixture

@@ -41,20 +41,6 @@ def shared_app(tmp_path_factory):
         yield app
 
 
-@pytest.fixture(scope="module")
-def one_browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(one_browser):
-    """Without the pages of earlier tests, which would go on asking for their servers."""
-    yield one_browser
-    for context in one_browser.contexts:
-        context.close()
-
-
 def state_of(app: App | OwnServer) -> dict:
     with urllib.request.urlopen(f"{app.address}/edge/state", timeout=30) as answer:
         return json.load(answer)

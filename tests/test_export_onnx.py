@@ -10,6 +10,7 @@ import torch
 from export_parts import CALIBRATION, first, make_learner, snapshot_from, untrained_learner
 
 from edge_hpcr.live.predictor import to_answers
+from export import to_onnx
 from export.model import Classifier
 from export.republish import fill, load_template
 from export.to_onnx import (
@@ -180,3 +181,23 @@ def test_the_deployed_module_is_the_network_and_leaves_it_as_it_was():
     assert np.abs(scores.numpy() - before[0]).max() < 1e-5
     assert np.abs(features.numpy() - before[1]).max() < 1e-4
     assert (network_outputs(snapshot, images)[0] == before[0]).all()
+
+
+def test_a_wrong_count_of_pythons_is_tried_again_and_other_errors_are_not(monkeypatch):
+    """As CPython 3.11 raises it while another thread parses; it cannot be brought about at will."""
+    said: list[str] = []
+
+    def fail(module, size):
+        said.append("tried")
+        raise SystemError(
+            "AST constructor recursion depth mismatch (before=45, after=93)" if len(said) < 9 else "other"
+        )
+
+    monkeypatch.setattr(to_onnx, "_trace_once", fail)
+    with pytest.raises(SystemError, match="mismatch"):
+        to_onnx.trace(None, (8, 8))
+    assert len(said) == to_onnx.TRACE_ATTEMPTS
+    said[:] = ["tried"] * 8
+    with pytest.raises(SystemError, match="other"):
+        to_onnx.trace(None, (8, 8))
+    assert len(said) == 9
