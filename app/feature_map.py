@@ -15,6 +15,7 @@ from app.charts import Group, Star, empty, scatter
 from app.studio import Studio
 from edge_hpcr.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.measuring import held_out_ids
 
 PCA, TSNE = "PCA", "t-SNE"
 MOST_REMEMBERED, MOST_HELD_OUT = 350, 150
@@ -73,7 +74,7 @@ def gather(studio: Studio) -> Samples:
 
 
 def _held_out(live: LiveLearner) -> Iterator[tuple[int, tuple[np.ndarray, int]]]:
-    for sample_id, class_id in list(live.held_out_ids().items())[:MOST_HELD_OUT]:
+    for sample_id, class_id in list(held_out_ids(live.workspace).items())[:MOST_HELD_OUT]:
         try:
             yield sample_id, (live.prepare(live.workspace.image(sample_id)), class_id)
         except UserError:

@@ -19,8 +19,8 @@ from torch import Tensor
 from edge_hpcr import methods
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner
-from edge_hpcr.live.accuracy import balanced
 from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.methods import Method
 from edge_hpcr.network import Network
 from edge_hpcr.workspace.folder import Workspace
@@ -191,24 +191,13 @@ def _any_images(size: tuple[int, int]) -> np.ndarray:
 
 def held_out_samples(workspace: Workspace, size: tuple[int, int]) -> HeldOutSamples:
     """Those that the learner tests itself on: balanced over classes, within their budget."""
-    rows = {
-        row.id: row
-        for row in workspace.journal.all_samples(state="labelled", held_out=True)
-        if row.has_image and row.class_id is not None
-    }
-    members: dict[int, list[int]] = {}
-    for row in rows.values():
-        members.setdefault(row.class_id or 0, []).append(row.id)
-    images, class_ids, total = [], [], 0
-    for sample_id in balanced(members, len(rows)):
-        total += rows[sample_id].bytes
-        if total > workspace.settings.held_out_bytes:
-            break
+    images, class_ids = [], []
+    for sample_id, class_id in held_out_ids(workspace).items():
         try:
             images.append(prepare(workspace.image(sample_id), size))
         except UserError:
             continue  # dropped since its row was read; the learner reports what is missing for good
-        class_ids.append(rows[sample_id].class_id)
+        class_ids.append(class_id)
     stacked = np.stack(images) if images else np.empty((0, *size, 3), np.uint8)
     return HeldOutSamples(stacked, np.array(class_ids, dtype=np.int64))
 

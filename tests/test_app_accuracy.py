@@ -10,6 +10,7 @@ from app.feature_map import PCA, TSNE, FeatureMap, Samples, gather, pca
 from app.studio import Studio
 from app.tabs import accuracy as tab
 from edge_hpcr.errors import UserError
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 PATIENCE = 60.0
@@ -136,7 +137,7 @@ def test_names_are_never_markup(taught):
 
 
 def test_the_cells_together_hold_every_held_out_sample_of_the_class(taught):
-    members = [i for i, class_id in taught.live.held_out_ids().items() if class_id == 1]
+    members = [i for i, class_id in held_out_ids(taught.workspace).items() if class_id == 1]
     found = [i for said in (1, 2, 3) for i in tab.cell_samples(taught, 1, said)]
     assert len(members) == 8 and sorted(found) == sorted(members)
 

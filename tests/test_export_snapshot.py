@@ -8,6 +8,7 @@ from export_parts import Teaching
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig
 from edge_hpcr.live import checkpoints
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.workspace.folder import Workspace
 from export.manifest import ClassLabel
@@ -120,7 +121,7 @@ def test_the_held_out_samples_are_those_that_the_learner_tests_itself_on(teachin
     one = teaching(held_out_bytes=800)
     for digit in (0, 1, 2):
         one.teach(digit, 20)
-    wanted = one.live.held_out_ids()
+    wanted = held_out_ids(one.workspace)
     samples = held_out_samples(one.workspace, (8, 8))
     assert samples.class_ids.tolist() == list(wanted.values())
     assert 0 < len(samples) < one.journal.counts().held_out, "the budget must leave some out"

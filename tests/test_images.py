@@ -416,7 +416,7 @@ def test_damaged_notes_do_not_spoil_a_good_photo(photo):
 
 def test_warnings_turned_into_errors_become_a_refusal(photo):
     with (
-        pytest.warns(UserWarning, match="Truncated File Read|Skipping tag|larger than"),
+        pytest.warns(UserWarning, match="Truncated File Read"),
         Image.open(io.BytesIO(with_damaged_notes(photo))) as image,
     ):
         image.getexif()  # the file does make Pillow warn

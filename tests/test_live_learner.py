@@ -12,6 +12,7 @@ from edge_hpcr.errors import UserError
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.housekeeping import tidy, trim_queue
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.status import read_status
 from edge_hpcr.workspace.folder import Workspace
 
@@ -367,7 +368,7 @@ def test_images_that_nobody_needs_leave_when_the_disk_budget_is_full_and_others_
     assert counts.labels == 40, "labels stay, whatever happens to images"
     rows = {row.id: row for row in one.journal.samples()}
     assert any(not row.has_image for row in rows.values())
-    needed = set(one.live.learner.memory.ids().tolist()) | set(one.live.held_out_ids()) | {queued}
+    needed = set(one.live.learner.memory.ids().tolist()) | set(held_out_ids(one.workspace)) | {queued}
     assert all(rows[i].has_image for i in needed)
     covered = checkpoints.oldest_applied(one.workspace.layout)
     assert all(row.has_image for row in rows.values() if row.labelled_seq and row.labelled_seq > covered)

@@ -17,6 +17,7 @@ from app.palette import colour_of
 from app.studio import Studio
 from app.tabs.parts import saying_errors, tick_while_shown
 from edge_hpcr.errors import UserError
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.status import FEW, accuracy_text
 
 REFRESH_SECONDS = 2.0
@@ -191,7 +192,7 @@ def _confusion_row(
 def cell_samples(studio: Studio, true: int, said: int, most: int = MOST_IMAGES) -> list[int]:
     """Held-out samples of one class whose present answer is the other: so many at most."""
     live, found = studio.live, []
-    wanted = [sample_id for sample_id, class_id in live.held_out_ids().items() if class_id == true]
+    wanted = [sample_id for sample_id, class_id in held_out_ids(live.workspace).items() if class_id == true]
     for start in range(0, len(wanted), BATCH):
         ids, images = [], []
         for sample_id in wanted[start : start + BATCH]:

@@ -23,10 +23,11 @@ from edge_hpcr.allocator import keep_freed_memory
 from edge_hpcr.errors import UserError
 from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, balanced
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.calibration import Calibration, calibrate
 from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach
 from edge_hpcr.live.housekeeping import tidy
+from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.status import write_status
 from edge_hpcr.live.suspicious import Suspicion, suspicious
@@ -484,28 +485,8 @@ class LiveLearner:
                 {i: answer.priority for i, answer in zip(found, answers, strict=True)}
             )
 
-    def held_out_ids(self) -> dict[int, int]:
-        """The held-out samples in use, with their classes: balanced over classes, within the budget."""
-        rows = [
-            row
-            for row in self.workspace.journal.all_samples(state="labelled", held_out=True)
-            if row.has_image
-        ]
-        members: dict[int, list[int]] = {}
-        for row in rows:
-            members.setdefault(row.class_id or 0, []).append(row.id)
-        sizes = {row.id: row.bytes for row in rows}
-        classes = {row.id: row.class_id or 0 for row in rows}
-        chosen, total = {}, 0
-        for sample_id in balanced(members, len(rows)):
-            total += sizes[sample_id]
-            if total > self.workspace.settings.held_out_bytes:
-                break
-            chosen[sample_id] = classes[sample_id]
-        return chosen
-
     def _load_held_out(self) -> dict[int, int]:
-        wanted = self.held_out_ids()
+        wanted = held_out_ids(self.workspace)
         kept = {i: image for i, image in self._held_out_images.items() if i in wanted}
         for sample_id in wanted.keys() - kept.keys():
             try:
@@ -538,7 +519,7 @@ class LiveLearner:
             checkpoints.save(layout, self.learner, self.follower.applied, notes)
             backup_journal(self.workspace.journal, layout.backup)
             checkpoints.prune(layout, self.workspace.settings.checkpoints_kept)
-            tidy(self.workspace, self.learner.memory.ids(), self.held_out_ids())
+            tidy(self.workspace, self.learner.memory.ids(), held_out_ids(self.workspace))
         except UserError as error:
             self.report(str(error))  # a full disk: learning goes on, and the next time may have room
         self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
