@@ -4,12 +4,14 @@ import io
 import re
 import zipfile
 from pathlib import Path
+from threading import Event
 
 import pytest
 from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for
 from playwright.sync_api import Page, expect
 
 from app.feeder import encoded
+from app.tabs import settings as settings_tab
 from edge_hpcr.data import load
 from edge_hpcr.workspace.folder import Taken, Workspace
 from export.versions import latest_version, versions
@@ -222,6 +224,28 @@ def test_a_bad_setting_is_refused_and_a_good_one_is_kept(app, browser):
     wait_for(lambda: app.server.studio.workspace.settings.micro_batch == 20, "the setting")
     with app.look() as workspace:
         assert workspace.settings.micro_batch == 20
+
+
+def test_what_is_typed_while_the_tab_still_loads_stays(app, browser, monkeypatch):
+    asked, answer, form_values = Event(), Event(), settings_tab.form_values
+
+    def slow(studio):
+        asked.set()
+        assert answer.wait(30)
+        return form_values(studio)
+
+    page = open_page(browser, app)
+    monkeypatch.setattr(settings_tab, "form_values", slow)
+    app.server.studio.change_settings(idle_steps=7)  # which this page has not seen
+    go_to(page, "Settings")
+    assert asked.wait(30)
+    page.locator("#settings-micro-batch input").first.fill("30")
+    answer.set()
+    expect(page.locator("#settings-idle-steps input").first).to_have_value("7")
+    expect(page.locator("#settings-micro-batch input").first).to_have_value("30")
+    page.locator("#settings-save").click()
+    expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 30")
+    assert app.server.studio.workspace.settings.idle_steps == 7
 
 
 # Models and benchmarks ----------------------------------------------------------------------------------------------

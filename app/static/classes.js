@@ -1,7 +1,6 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
-import { act, confirmed, isShown, make } from "./common.js";
+import { KEYS, act, confirmed, isForTab, isShown, make } from "./common.js";
 
-const KEYS = "1234567890";
 
 export function mountClasses(place) {
   const page = new Classes(place);
@@ -159,8 +158,7 @@ class Classes {
   }
 
   keyDown(event) {
-    if (!isShown(this.place) || event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
-    if (event.target.closest("input:not([type=color]), select, textarea, [contenteditable]")) return;
+    if (!isForTab(event, this.place) || event.repeat) return;
     if (event.key === "u") this.perform({ do: "undo" });
     else if (event.key === "r") this.perform({ do: "redo" });
     else return;

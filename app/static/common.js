@@ -15,6 +15,14 @@ export function make(tag, attributes = {}, ...children) {
 /** Whether somebody can see it: other tabs stay in the page, hidden. */
 export const isShown = (element) => Boolean(element && element.offsetParent);
 
+export const KEYS = "1234567890"; // of the first ten classes
+
+/** Whether a key press is meant for this tab, and not for a field, a dialog or the browser itself. */
+export function isForTab(event, place) {
+  if (!isShown(place) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return false;
+  return !event.target.closest?.("input:not([type=checkbox], [type=color]), select, textarea, [contenteditable]");
+}
+
 export const percent = (share) => `${Math.round(100 * share)} %`;
 
 export function bytes(size) {

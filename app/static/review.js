@@ -1,8 +1,7 @@
 // The Review tab: the queue and the labelled samples as a grid, several labelled at once, import and export.
-import { act, get, isShown, make } from "./common.js";
+import { KEYS, act, get, isForTab, isShown, make } from "./common.js";
 import { Transfer } from "./transfer.js";
 
-const KEYS = "1234567890";
 const RELOAD_MS = 1000; // between two reloads because something changed elsewhere
 const SEARCH_MS = 300;
 const MOST_SELECTED = 2000;
@@ -282,8 +281,7 @@ class Review {
   }
 
   keyDown(event) {
-    if (!isShown(this.place) || event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
-    if (event.target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]")) return;
+    if (!isForTab(event, this.place) || event.repeat) return;
     const row = KEYS.includes(event.key) ? this.now?.classes[KEYS.indexOf(event.key)] : null;
     if (row) this.label(row.id);
     else if (event.key === "u") this.perform({ do: "undo" });

@@ -1,8 +1,7 @@
 // The Teach tab: the current frame, what the learner thinks of it, a button and a key for every class.
-import { act, isShown, make, percent, state } from "./common.js";
+import { KEYS, act, isForTab, isShown, make, percent, state } from "./common.js";
 import { BrowserCamera } from "./camera.js";
 
-const KEYS = "1234567890";
 const MOST_BURST = 30; // the server keeps frames for ten seconds
 const KEY_HELP = [
   ["1 … 9, 0", "label the picture as that class"],
@@ -264,8 +263,7 @@ class Teach {
   // Keys ---------------------------------------------------------------------------------------------------------------
 
   keyDown(event) {
-    if (!isShown(this.place) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (event.target.closest?.("input, textarea, select, [contenteditable=true]")) return;
+    if (!isForTab(event, this.place)) return;
     const index = KEYS.indexOf(event.key);
     const actions = {
       n: () => this.openNewClass(), " ": () => this.toggleHold(), b: () => this.beginBurst(),

@@ -16,7 +16,7 @@ import psutil
 from app.charts import Bar, Part, bars, empty, stacked_bar
 from app.studio import Studio
 from app.tabs.accuracy import ClassLook, looks
-from app.tabs.parts import saying_errors, tick_while_shown
+from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
 from edge_hpcr.codec import CODECS, encode, typical_bytes
 from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.rows import slot_overhead
@@ -389,18 +389,16 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     def confirm(size: str, encoding: str) -> tuple[Any, Any, Any]:
         return change(size, encoding, confirmed=True)
 
-    @saying_errors
-    def current() -> tuple[str, str]:
+    def current() -> list[str]:
         now = studio.workspace.settings
-        return size_text(now.memory_bytes), now.codec
+        return [size_text(now.memory_bytes), now.codec]
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     draw = np.random.default_rng()
     timer.tick(refresh, seen, [seen, facts], **quiet)
     tab.select(refresh, seen, [seen, facts], **quiet)
     tab.select(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
-    # Another page may have changed it since this one was loaded.
-    opened = tab.select(current, None, [budget, codec], **quiet)
+    opened = follow_when_shown(tab, [budget, codec], current, quiet)
     opened.then(forecast_of, [budget, codec], [forecast, question], **quiet)
     which.input(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
     others.click(
@@ -412,5 +410,5 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     )  # fmt: skip
     use.click(wish_for, [budget, codec], [done, forecast, question], **quiet)
     sure.click(confirm, [budget, codec], [done, forecast, question], **quiet)
-    leave.click(current, None, [budget, codec], **quiet)
+    leave.click(saying_errors(current), None, [budget, codec], **quiet)
     tick_while_shown(tab, timer)

@@ -17,7 +17,7 @@ from app.feeder import encoded
 from app.palette import colour_of
 from app.published import Models, Publication, Version, read_upload
 from app.studio import Studio
-from app.tabs.parts import saying_errors, tick_while_shown
+from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
 from edge_hpcr.errors import UserError
 from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.sample_files import shrink
@@ -301,7 +301,7 @@ def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HT
             min_width=160,
         )
         drop = gr.Number(
-            100 * settings.publish_most_drop,
+            round(100 * settings.publish_most_drop, 4),
             label="Most loss, in points of accuracy",
             info="a model that recognises fewer held-out samples than that is not published (not by hand either, unless you insist)",
             elem_id="models-most-drop",
@@ -333,7 +333,7 @@ def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HT
         return load()
 
     save_button.click(save, [seconds, drop, keep], [seconds, drop, keep], **quiet)
-    tab.select(saying_errors(load), None, [seconds, drop, keep], **quiet)
+    follow_when_shown(tab, [seconds, drop, keep], load, quiet)
     return sentence
 
 

@@ -35,6 +35,25 @@ def saying_errors(handler: Callable[P, R]) -> Callable[P, R]:
     return handle_or_say
 
 
+def follow_when_shown(
+    tab: gr.Tab, fields: list[Any], now: Callable[[], list[Any]], quiet: dict[str, Any]
+) -> Any:
+    """
+    Opening the tab shows what another page has changed meanwhile. A field that shows it already is left alone:
+    somebody may be typing in it by the time the answer comes.
+    """
+    shown = gr.State(now())
+
+    def follow(was: list[Any]) -> list[Any]:
+        values = now()
+        return [
+            *(gr.skip() if value == before else value for value, before in zip(values, was, strict=True)),
+            values,
+        ]
+
+    return tab.select(saying_errors(follow), shown, [*fields, shown], **quiet)
+
+
 def tick_while_shown(tab: gr.Tab, timer: gr.Timer) -> None:
     """The timer runs while its tab is the one that is shown: the others cost nothing."""
     tabs: Any = tab.parent

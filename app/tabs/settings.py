@@ -190,17 +190,20 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         '<p role="status"></p>', elem_id="settings-message", padding=False, apply_default_css=False
     )
 
-    loaded = gr.State([])  # what this page was shown: only what was changed since is a wish
+    loaded = gr.State(form_values(studio))  # what this page was shown: only what was changed since is a wish
 
-    def load() -> list[Any]:
+    def load(was: list[Any]) -> list[Any]:
+        """The fields as they are now. One that shows it already is left alone: somebody may be typing in it."""
         fixed = not studio.live.untaught
         values = form_values(studio)
         return [
             *(
                 gr.update(
-                    value=value, interactive=not (fixed and each.name in FIXED), info=_info(each, fixed)
+                    **({} if value == before else {"value": value}),
+                    interactive=not (fixed and each.name in FIXED),
+                    info=_info(each, fixed),
                 )
-                for each, value in zip(shown(), values, strict=True)
+                for each, value, before in zip(shown(), values, was, strict=True)
             ),
             values,
         ]
@@ -208,16 +211,15 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     @saying_errors
     def on_save(was: list[Any], *typed: Any) -> list[Any]:
         # Another page may have saved something meanwhile: what was not touched here stays as it is now.
-        untouched = was or [None] * len(typed)
         merged = [
             now if mine == before else mine
-            for now, before, mine in zip(form_values(studio), untouched, typed, strict=True)
+            for now, before, mine in zip(form_values(studio), was, typed, strict=True)
         ]
         try:
             sentence = save(studio, merged)
         except UserError as error:  # what was typed stays, to be mended
             return [*([gr.skip()] * (len(fields) + 1)), _message(str(error), wrong=True)]
-        return [*load(), _message(sentence)]
+        return [*load(list(typed)), _message(sentence)]
 
     @saying_errors
     def on_defaults() -> list[Any]:
@@ -225,7 +227,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         return [*default_values(studio), _message(sentence)]
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    tab.select(saying_errors(lambda: [*load(), _message("")]), None, [*fields, loaded, message], **quiet)
+    tab.select(saying_errors(load), [loaded], [*fields, loaded], **quiet)
     save_button.click(on_save, [loaded, *fields], [*fields, loaded, message], **quiet)
     defaults_button.click(on_defaults, None, [*fields, message], **quiet)
 
