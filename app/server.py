@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,9 @@ class Server:
             HF_HUB_DISABLE_TELEMETRY="1",
             GRADIO_SSR_MODE="False",
         )
+        with _no_stubs_from_gradio():
+            import gradio  # noqa: F401
+
         from app.studio import Studio
 
         self.host, self.port, self._credentials = host, port, credentials
@@ -76,8 +83,8 @@ class Server:
         from app import page
         from app.routes import routes
 
-        self.studio.start()
         self._page = page.build(self.studio)
+        self.studio.start()
         self._page.queue(default_concurrency_limit=8)
         self._page.launch(
             server_name=self.host,
@@ -116,6 +123,26 @@ class Server:
         finally:
             self.workspace.close()
             shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@contextmanager
+def _no_stubs_from_gradio() -> Iterator[None]:
+    """
+    Each time that it is imported, Gradio parses its own sources to write stub files for editors beside them: half of
+    its import, two seconds of every start. A component without a source file gets none, so for that while none has.
+    """
+    getfile = inspect.getfile
+
+    def getfile_but_for_stubs(object: Any) -> str:
+        if sys._getframe(1).f_globals.get("__name__") == "gradio.component_meta":
+            raise OSError("no stubs are wanted")
+        return getfile(object)
+
+    inspect.getfile = getfile_but_for_stubs
+    try:
+        yield
+    finally:
+        inspect.getfile = getfile
 
 
 def _own_temporary_folder() -> Path:

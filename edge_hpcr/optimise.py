@@ -1,18 +1,41 @@
-"""PyTorch's optimisers for a network whose proxies grow: what they remember of old classes stays as it is."""
+"""Optimisers for a network whose proxies grow: what they remember of old classes stays as it is."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_hpcr.network import Network
 
-KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+class PlainSGD:
+    """Without momentum, as the method wants it, with as much of the interface of PyTorch's as is needed here.
+
+    PyTorch's own does the same in a step, but the first one made in a process imports PyTorch's compiler, which is
+    almost as large as the rest of it: a second and a half of every start.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}  # there is nothing to remember
+        self._lr = lr
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self._lr)
+
+
+KINDS = {"sgd": PlainSGD, "adam": torch.optim.Adam}
 
 
 class Optimiser:
     def __init__(self, kind: str, lr: float, network: Network) -> None:
         self._network = network
         self._names = [name for name, _ in network.named_parameters()]
-        self._optimiser = KINDS[kind](network.parameters(), lr=lr)
+        self._optimiser: Any = KINDS[kind](network.parameters(), lr=lr)
 
     def step(self) -> None:
         self._optimiser.step()

@@ -163,18 +163,31 @@ def test_files_that_the_page_does_not_offer_cannot_be_had(app, how):
         assert secret.read_bytes()[:50] not in body
 
 
-def test_a_path_in_a_request_is_not_read_by_gradio(app):
+def test_a_path_in_a_request_is_not_read_by_gradio(app, tmp_path):
     """The hole of mounted apps: a file named in a component's value is copied to where everybody may fetch it."""
-    config = json.loads(ask(app, "GET", "/config")[1])
-    secret = str((app.workspace / "settings.json").resolve())
-    value = {"path": secret, "meta": {"_type": "gradio.FileData"}}
-    for dependency in config["dependencies"]:
-        body = json.dumps(
-            {"data": [value] * len(dependency["inputs"]), "fn_index": dependency["id"], "session_hash": "x"}
+    secret = tmp_path / "secret.txt"  # readable for the server, and in none of the folders that it blocks
+    secret.write_text("the secret itself")
+    value = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
+    dependencies = json.loads(ask(app, "GET", "/config")[1])["dependencies"]
+    queued = [each for each in dependencies if each["queue"] is not False and each["backend_fn"]]
+    assert len(queued) > 10
+    for dependency in queued:
+        body = {
+            "data": [value] * len(dependency["inputs"]),
+            "fn_index": dependency["id"],
+            "session_hash": "x",
+        }
+        status, _ = ask(
+            app, "POST", "/gradio_api/queue/join", json.dumps(body), Content_Type="application/json"
         )
-        ask(app, "POST", "/gradio_api/queue/join", body, Content_Type="application/json")
+        assert status == 200
+    # The answers stream until each of them has been given.
+    status, stream = ask(app, "GET", "/gradio_api/queue/data?session_hash=x")
+    assert status == 200
+    assert stream.count(b'"msg":"process_completed"') == len(queued)
+    assert b"the secret itself" not in stream
     copies = [path for path in app.server.temporary.rglob("*") if path.is_file()]
-    assert not any(b"image_size" in path.read_bytes() for path in copies)
+    assert not any(b"the secret itself" in path.read_bytes() for path in copies)
 
 
 # Actions ------------------------------------------------------------------------------------------------------------
@@ -300,6 +313,33 @@ def test_a_port_or_workspace_in_use_is_refused(app, tmp_path):
     twice = command("--workspace", str(app.workspace), "--port", str(free_port()))
     assert twice.returncode == 2
     assert "is in use by process" in twice.stderr
+
+
+START = """
+import ast, sys
+from pathlib import Path
+from app.server import Server
+
+parse, parsed = ast.parse, []
+ast.parse = lambda source, *rest, **options: parsed.append(sys._getframe(1).f_globals["__name__"]) or parse(source, *rest, **options)
+server = Server(Path(sys.argv[1]), port=int(sys.argv[2]))
+try:
+    server.start()
+finally:
+    server.stop()
+import gradio.component_meta, torch
+heavy = [name for name in ("torch._dynamo", "sklearn", "scipy.optimize", "matplotlib") if name in sys.modules]
+print(heavy, parsed.count("gradio.component_meta"))
+"""
+
+
+def test_a_start_imports_and_parses_nothing_that_it_could_do_without(tmp_path):
+    """Each of these once cost a start between half a second and two."""
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path / "workspace"), str(free_port())],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["[] 0"], done.stderr
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):

@@ -163,6 +163,20 @@ def test_keys_label_hold_burst_and_undo(tmp_path, browser):
         page.keyboard.press(" ")
         expect(page.locator("#held")).to_be_visible()
         assert labels_of(app) == before
+        page.keyboard.press("n")  # and Escape: the picture is held as before
+        page.keyboard.press("Escape")
+        expect(page.locator("#new-class")).to_be_hidden()
+        page.wait_for_timeout(1500)
+        expect(page.locator("#held")).to_be_visible()
+        page.keyboard.press(" ")
+        expect(page.locator("#held")).to_be_hidden()
+
+        page.locator("#burst").focus()  # a burst by the keyboard's other way
+        page.keyboard.down("Enter")
+        expect(page.locator("#message")).to_contain_text("burst: 2 frames")
+        page.keyboard.up("Enter")
+        expect(page.locator("#message")).to_contain_text("one saved")
+        assert labels_of(app)["one"] > before["one"]
 
         page.keyboard.press("?")
         expect(page.locator("#key-help")).to_be_visible()
@@ -185,11 +199,15 @@ def test_rapid_key_presses_are_all_kept(tmp_path, browser):
         page = open_page(browser, app)
         make_class(page, "a")
         make_class(page, "b")
+        next_frame(page)
         before = state_of(app)["seq"]
-        for key in "1212121":  # the same frame again and again: each a correction, none lost
+        for key in "1212121":  # of the same frame, as a rule: a label and its corrections, none lost
             page.keyboard.press(key)
-        wait_for(lambda: state_of(app)["seq"] >= before + 6, "seven key presses")
+        wait_for(lambda: state_of(app)["seq"] == before + 7, "seven key presses")
         expect(page.locator("#message")).to_contain_text("a saved")
+        with app.look() as workspace:
+            last = max(workspace.journal.samples(state="labelled"), key=lambda row: row.labelled_seq)
+            assert last.class_id == workspace.journal.class_id("a")
 
 
 def test_two_pages_stay_in_step(tmp_path, browser):

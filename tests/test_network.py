@@ -184,7 +184,7 @@ def test_a_class_that_leaves_takes_its_own_proxy_with_it() -> None:
     assert network.proxies.requires_grad
 
 
-def steps(network: Network, optimiser: Optimiser, count: int, seed: int) -> None:
+def steps(network: Network, optimiser: Optimiser | torch.optim.SGD, count: int, seed: int) -> None:
     """Optimiser steps whose gradients depend on the seed and not on how many classes there are."""
     for step in range(count):
         for number, parameter in enumerate(network.parameters()):
@@ -210,6 +210,14 @@ def test_old_proxies_go_on_learning_as_if_no_class_had_come(kind: str) -> None:
     assert torch.equal(growing.proxies[:3], alone.proxies)
     assert not torch.equal(growing.proxies[3], normal(growing.feature_size))
     assert torch.equal(growing.stem.weight, alone.stem.weight)
+
+
+def test_our_sgd_is_pytorchs_bit_for_bit() -> None:
+    ours, theirs = (with_classes(Network((8, 8), **SMALL), 3) for _ in range(2))
+    steps(ours, Optimiser("sgd", 0.1, ours), 5, seed=1)
+    steps(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 5, seed=1)
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_adams_memory_of_old_proxies_moves_with_them_and_a_new_one_starts_at_zero() -> None:

@@ -1,7 +1,6 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
 import { KEYS, act, confirmed, isForTab, isShown, make } from "./common.js";
 
-
 export function mountClasses(place) {
   const page = new Classes(place);
   document.addEventListener("keydown", (event) => page.keyDown(event));

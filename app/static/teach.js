@@ -43,8 +43,8 @@ class Teach {
     this.held = make("p", { id: "held", hidden: true }, "⏸ held still: label it, or press Space to let it go");
     this.name = make("input", { id: "new-class-name", maxlength: 100, placeholder: "name of the new class", "aria-label": "name of the new class", autocomplete: "off" });
     this.newClass = make("form", { id: "new-class", hidden: true, onsubmit: (event) => { event.preventDefault(); this.createClass(); } },
-      this.name, make("button", { class: "edge-button", type: "submit" }, "Save"), make("button", { class: "edge-button", type: "button", onclick: () => this.closeNewClass() }, "Cancel"));
-    this.name.addEventListener("keydown", (event) => { if (event.key === "Escape") this.closeNewClass(); });
+      this.name, make("button", { class: "edge-button", type: "submit" }, "Save"), make("button", { class: "edge-button", type: "button", onclick: () => this.cancelNewClass() }, "Cancel"));
+    this.name.addEventListener("keydown", (event) => { if (event.key === "Escape") this.cancelNewClass(); });
     this.help = make("dialog", { id: "key-help", class: "edge-dialog" },
       make("h3", {}, "Keys"),
       make("dl", {}, ...KEY_HELP.flatMap(([key, meaning]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, meaning)])),
@@ -52,7 +52,8 @@ class Teach {
     const tool = (id, label, action, title) => make("button", { id, class: "edge-button", type: "button", title, onclick: action }, label);
     this.burstButton = tool("burst", "b burst", null, "hold down to label every frame as the last class");
     this.burstButton.addEventListener("pointerdown", () => this.beginBurst());
-    for (const end of ["pointerup", "pointerleave", "pointercancel"]) this.burstButton.addEventListener(end, () => this.endBurst());
+    for (const end of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) this.burstButton.addEventListener(end, () => this.endBurst());
+    this.burstButton.addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); this.beginBurst(); } });
     this.place.replaceChildren(
       make("div", { class: "teach-columns" },
         make("section", { class: "teach-picture" },
@@ -206,17 +207,21 @@ class Teach {
 
   openNewClass() {
     this.frozen = this.frames(); // what the person saw when they thought of the name
+    this.heldBefore = Boolean(this.now?.frame?.held);
     this.newClass.hidden = false;
     this.name.value = "";
     this.name.focus();
     if (this.frozen.length) act({ do: "hold", held: true, frame: this.frozen[0] }).catch(() => {});
   }
 
-  closeNewClass() {
+  closeNewClass(letGo = true) {
     this.newClass.hidden = true;
     this.name.blur();
-    act({ do: "hold", held: false }).catch(() => {});
+    if (letGo) act({ do: "hold", held: false }).catch(() => {});
   }
+
+  /** A picture that was held still before stays so. */
+  cancelNewClass() { this.closeNewClass(!this.heldBefore); }
 
   async createClass() {
     const answer = await this.perform({ do: "new_class", name: this.name.value, frames: this.frozen });

@@ -185,13 +185,9 @@ def _start(folder: Path, replay: bool) -> dict[str, Any]:
 
 def main() -> None:
     begun = time.monotonic()
-    import torch
-
     from edge_hpcr.live.live_learner import LiveLearner
     from edge_hpcr.workspace.folder import Workspace
 
-    # PyTorch imports the larger half of itself when its first optimiser is made.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     imported = time.monotonic()
     with Workspace.open(sys.argv[1], create=False) as workspace:
         live = LiveLearner(workspace)

@@ -218,8 +218,6 @@ def main() -> None:
     PHASES.append(phases)
     _watch(phases)
     logging.disable(logging.WARNING)  # that a corrected sample has no image any more is no news here
-    # PyTorch imports another thousand modules when its first optimiser is made.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     torch.set_num_threads(1)
     print("ready", flush=True)
     while order := sys.stdin.readline():

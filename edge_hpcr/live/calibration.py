@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 FEWEST_SAMPLES = 20  # fewer say too little: then nothing is corrected and nothing is called unknown
 COLDEST, HOTTEST = 0.05, 20.0
@@ -44,6 +43,8 @@ def calibrate(
     threshold = float(np.quantile(similarity, unknown_share))
     if scores.shape[1] < 2:
         return Calibration(1.0, threshold, count)
+
+    from scipy.optimize import minimize_scalar  # half a second, which no start has to wait for
 
     def loss(log_temperature: float) -> float:
         likely = _sharpened(scores, float(np.exp(log_temperature)))[np.arange(count), columns]
