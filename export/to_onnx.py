@@ -12,6 +12,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -267,11 +268,13 @@ class RunningModel:
 def compare(runs: RunningModel, snapshot: Snapshot, tolerance: float = TOLERANCE) -> Parity:
     """Of the network's own answers, for each size of batch; refuses a model that differs."""
     images = parity_images(snapshot)
-    scores, features = network_outputs(snapshot, images)
+    with ThreadPoolExecutor(1) as aside:  # both take as long, and neither holds Python up
+        expected = aside.submit(network_outputs, snapshot, images)
+        found = {count: runs(images[:count]) for count in BATCHES}
+        scores, features = expected.result()
     worst_score = worst_feature = 0.0
     answers = np.empty(0, dtype=np.int64)
-    for count in BATCHES:
-        found_scores, found_features = runs(images[:count])
+    for count, (found_scores, found_features) in found.items():
         if found_scores.shape != scores[:count].shape or found_features.shape != features[:count].shape:
             raise ParityFailed(
                 f"{count} images gave scores {found_scores.shape} and features {found_features.shape}"
