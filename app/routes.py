@@ -44,44 +44,71 @@ SAMPLES_STAY = {
 
 
 def routes(studio: Studio) -> list[Route]:
-    async def healthz(request: Request) -> Response:
+    answers = Answers(studio)
+
+    def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+        return Route(path, _saying_errors(answer), methods=[method])
+
+    return [
+        route("/healthz", answers.healthz),
+        route("/edge/state", answers.state),
+        route("/edge/frame/{number:int}", answers.frame),
+        route("/edge/camera", answers.camera, "POST"),
+        route("/edge/act", answers.act, "POST"),
+        route("/edge/sample/{id:int}", answers.sample),
+        route("/edge/samples", answers.samples),
+        route("/edge/import", answers.import_zip, "POST"),
+        route("/edge/export.zip", answers.export_zip),
+        route("/edge/model/{version:int}/{file}", answers.model),
+        route("/edge/bench/{name}.json", answers.bench),
+        route("/edge/static/{name}", answers.static),
+    ]
+
+
+class Answers:
+    """One for each route."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+
+    async def healthz(self, request: Request) -> Response:
         return Response("ready\n", media_type="text/plain", headers=NEVER_STORE)
 
-    async def state(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(studio.state), headers=NEVER_STORE)
+    async def state(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.state), headers=NEVER_STORE)
 
-    async def frame(request: Request) -> Response:
-        shown = studio.feeder.shown(request.path_params["number"])
+    async def frame(self, request: Request) -> Response:
+        shown = self._studio.feeder.shown(request.path_params["number"])
         return Response(shown.picture, media_type=shown.media_type, headers=NEVER_STORE)
 
-    async def camera(request: Request) -> Response:
-        if studio.feeder.browser_camera is None:
+    async def camera(self, request: Request) -> Response:
+        if self._studio.feeder.browser_camera is None:
             return JSONResponse({"wanted": False})
         data = await _body(request, LARGEST_FRAME)
         image = await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS)
-        return JSONResponse({"wanted": studio.push_browser_frame(image)})
+        return JSONResponse({"wanted": self._studio.push_browser_frame(image)})
 
-    async def act(request: Request) -> Response:
+    async def act(self, request: Request) -> Response:
         wish = _parsed(await _body(request, LARGEST_ACTION))
-        done = await run_in_threadpool(perform, studio, wish)
+        done = await run_in_threadpool(perform, self._studio, wish)
         # Fresh, or a page would show what was before its own action.
-        now = await run_in_threadpool(studio.state, fresh=True)
+        now = await run_in_threadpool(self._studio.state, fresh=True)
         return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)
 
-    async def sample(request: Request) -> Response:
-        row = await run_in_threadpool(studio.journal.sample, request.path_params["id"])
-        path = studio.workspace.files.folder / row.file
+    async def sample(self, request: Request) -> Response:
+        row = await run_in_threadpool(self._studio.journal.sample, request.path_params["id"])
+        path = self._studio.workspace.files.folder / row.file
         if not row.has_image or not path.is_file():
             return Response("its image is no longer kept\n", 404)
         return FileResponse(path, headers=SAMPLES_STAY)
 
-    async def samples(request: Request) -> Response:
-        page = await run_in_threadpool(review.page, studio, dict(request.query_params))
+    async def samples(self, request: Request) -> Response:
+        page = await run_in_threadpool(review.page, self._studio, dict(request.query_params))
         return JSONResponse(page, headers=NEVER_STORE)
 
-    async def import_zip(request: Request) -> Response:
+    async def import_zip(self, request: Request) -> Response:
         name, size = request.query_params.get("name", ""), request.headers.get("content-length", "")
-        with studio.transfers.receiving(name, int(size) if size.isdecimal() else None) as upload:
+        with self._studio.transfers.receiving(name, int(size) if size.isdecimal() else None) as upload:
             parts = request.stream()
             try:
                 # A browser that falls silent must not keep everybody else from importing.
@@ -89,12 +116,14 @@ def routes(studio: Studio) -> list[Route]:
                     await run_in_threadpool(upload.write, part)
             except (ClientDisconnect, TimeoutError) as error:
                 raise UserError("the upload broke off: nothing was imported") from error
-        return JSONResponse({"state": await run_in_threadpool(studio.state, fresh=True)}, headers=NEVER_STORE)
+        return JSONResponse(
+            {"state": await run_in_threadpool(self._studio.state, fresh=True)}, headers=NEVER_STORE
+        )
 
-    async def export_zip(request: Request) -> Response:
+    async def export_zip(self, request: Request) -> Response:
         if request.method == "HEAD":  # which must not use up what can be fetched once
             return Response(headers=NEVER_STORE)
-        file = await run_in_threadpool(studio.transfers.take_export)
+        file = await run_in_threadpool(self._studio.transfers.take_export)
         headers = {
             "Content-Length": str(os.fstat(file.fileno()).st_size),
             "Content-Disposition": 'attachment; filename="edge-hpcr-samples.zip"',
@@ -102,42 +131,24 @@ def routes(studio: Studio) -> list[Route]:
         }
         return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
 
-    async def model(request: Request) -> Response:
+    async def model(self, request: Request) -> Response:
         return await run_in_threadpool(
-            _model_file, studio, request.path_params["version"], request.path_params["file"]
+            _model_file, self._studio, request.path_params["version"], request.path_params["file"]
         )
 
-    async def bench(request: Request) -> Response:
+    async def bench(self, request: Request) -> Response:
         name = request.path_params["name"]
-        path = await run_in_threadpool(studio.runs.result_file, name)
+        path = await run_in_threadpool(self._studio.runs.result_file, name)
         if path is None:
             return Response("there is no such result\n", 404)
         return FileResponse(path, media_type="application/json", filename=f"{name}.json", headers=NEVER_STORE)
 
-    async def static(request: Request) -> Response:
+    async def static(self, request: Request) -> Response:
         path = SCRIPTS.get(request.path_params["name"])
         if path is None:
             return Response("there is no such file\n", 404)
         # Checked again each time: after an upgrade an old script would not know a new page.
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
-
-    def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
-        return Route(path, _saying_errors(answer), methods=[method])
-
-    return [
-        route("/healthz", healthz),
-        route("/edge/state", state),
-        route("/edge/frame/{number:int}", frame),
-        route("/edge/camera", camera, "POST"),
-        route("/edge/act", act, "POST"),
-        route("/edge/sample/{id:int}", sample),
-        route("/edge/samples", samples),
-        route("/edge/import", import_zip, "POST"),
-        route("/edge/export.zip", export_zip),
-        route("/edge/model/{version:int}/{file}", model),
-        route("/edge/bench/{name}.json", bench),
-        route("/edge/static/{name}", static),
-    ]
 
 
 def _saying_errors(
@@ -188,6 +199,7 @@ def perform(studio: Studio, wish: dict[str, Any]) -> Done:
         "new_class": lambda: studio.new_class(_text(wish, "name"), _ids(wish, "frames")),
         "undo": studio.undo,
         "redo": studio.redo,
+        "settle": lambda: studio.settle(_text(wish, "problem")),
         "hold": lambda: studio.hold(
             wish.get("held") is True, _id(wish, "frame") if "frame" in wish else None
         ),

@@ -182,6 +182,11 @@ class Studio:
         samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
         return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
 
+    def settle(self, problem: str) -> Done:
+        """Somebody has read it; it is shown again when it happens again."""
+        self.live.settle(problem)
+        return Done("no longer shown", None, None)
+
     # Samples and classes ----------------------------------------------------------------------------------------------
 
     def label_samples(self, ids: list[int], class_id: int) -> Done:

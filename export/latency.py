@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnx
 import onnxruntime
@@ -52,10 +54,12 @@ from export.to_onnx import Exported, RunningModel, export_full
 from export.versions import rollback, rollforward
 
 GOAL_SPEEDUP, GOAL_REPUBLISH_SECONDS, GOAL_REPUBLISH_RATIO, GOAL_FRAME_TIMES = 2.5, 1.0, 10.0, 2.0
+GOAL_FIRST_ANSWER_SECONDS = 2.0
 GOAL_SIZE = 32  # pixels, at which the goals are set
 CLASSES = 10
 CONTESTANTS = ("torch", "onnx", "int8")
 TURN_SECONDS = 0.1
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -321,9 +325,34 @@ def _device(exports: Path, plan: Plan) -> dict[str, Any]:
     return {
         "load_ms": quartiles(np.array(loads) * 1e3),
         "swap_ms": quartiles(np.array(swaps) * 1e3),
+        "first_answer_seconds": [round(_first_answer(exports), 3) for _ in range(plan.repeats)],
         "late_frames": swap_delay(exports, 2 * plan.repeats),
         "memory_bytes": _memory(exports),
     }
+
+
+def _first_answer(exports: Path) -> float:
+    """From the start of the runtime's command to its first line, of a picture in a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        cv2.imwrite(str(Path(folder, "one.png")), np.zeros((480, 640, 3), np.uint8))
+        command = [
+            sys.executable,
+            "-m",
+            "export.runtime",
+            "--models",
+            str(exports.resolve()),
+            "--source",
+            folder,
+        ]
+        begun = time.monotonic()
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as runtime:
+            line = runtime.stdout.readline() if runtime.stdout else b""
+            took = time.monotonic() - begun
+    if not line.startswith(b'{"frame"'):
+        raise RuntimeError("the runtime gave no answer")
+    return took
 
 
 _MEMORY = """
@@ -347,7 +376,7 @@ def _memory(exports: Path) -> dict[str, int]:
     """Resident bytes of a process that imports what a device has, loads the model, and predicts."""
     ended = subprocess.run(
         [sys.executable, "-c", _MEMORY, str(exports.resolve())],
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -380,6 +409,8 @@ def goals(
             found.append(
                 _goal("frame times until an answer while models change", latest, most, latest <= most)
             )
+            slowest, most = max(row["first_answer_seconds"]), GOAL_FIRST_ANSWER_SECONDS
+            found.append(_goal("seconds from start to the first answer", slowest, most, slowest < most))
     return found
 
 
@@ -442,19 +473,15 @@ def _device_table(result: dict[str, Any]) -> str:
             f"{row['size']}",
             f"{row['load_ms']['median']:.0f}",
             f"{row['swap_ms']['median']:.0f}",
-            *(_latest(row, name) for name in ("quiet", "around_swaps")),
+            f"{np.median(row['first_answer_seconds']):.2f}",
+            *(f"{row['late_frames'][name]['most']:.2f}" for name in ("quiet", "around_swaps")),
             *(f"{row['memory_bytes'][name] / 1e6:.0f}" for name in ("imports", "loaded", "predicting")),
         ]
         for row in result["device"]
     ]
-    header = ["device, pixels", "load ms", "swap ms", "latest frame", "and in a swap"]
+    header = ["device, pixels", "load ms", "swap ms", "first answer s", "latest frame", "and in a swap"]
     text = _table([*header, "MB imports", "MB loaded", "MB predicting"], rows)
     return f"{text}\n\nThe latest frame: until its answer, in frame times at {FRAMES_PER_SECOND:g} frames/s."
-
-
-def _latest(row: dict[str, Any], name: str) -> str:
-    """Results of before this was measured have none."""
-    return f"{row['late_frames'][name]['most']:.2f}" if "late_frames" in row else "-"
 
 
 def _goals(result: dict[str, Any]) -> str:

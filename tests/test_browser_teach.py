@@ -158,7 +158,7 @@ def test_keys_label_hold_burst_and_undo(tmp_path, browser):
         assert labels_of(app) == {"one": 2, "two": 2}
 
         page.locator(".class-button").first.click()  # by mouse; then Space still holds, and labels nothing
-        expect(page.locator("#message")).to_contain_text("one")
+        expect(page.locator("#message")).to_contain_text("✓ one saved")
         before = labels_of(app)
         page.keyboard.press(" ")
         expect(page.locator("#held")).to_be_visible()
@@ -192,6 +192,18 @@ def test_keys_typed_into_a_field_label_nothing(shared_app, browser):
     page.wait_for_timeout(500)
     assert labels_of(shared_app) == before
     expect(page.locator("#new-class")).to_be_hidden()
+
+
+def test_a_problem_is_shown_until_somebody_has_read_it(shared_app, browser):
+    page = open_page(browser, shared_app)
+    for problem in ("the roof leaks", "the door is open"):
+        shared_app.server.studio.live.report(problem)
+    expect(page.locator("#strip .problem")).to_contain_text("the door is open")
+    page.locator("#settle").click()
+    expect(page.locator("#strip .problem")).to_contain_text("the roof leaks")
+    page.locator("#settle").click()
+    expect(page.locator("#strip .problem")).to_have_count(0)
+    assert not shared_app.server.studio.live.problems
 
 
 def test_rapid_key_presses_are_all_kept(tmp_path, browser):

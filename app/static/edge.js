@@ -1,5 +1,5 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
-import { bytes, get, hear, make, state } from "./common.js";
+import { act, bytes, get, hear, make, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview } from "./review.js";
 import { mountTeach } from "./teach.js";
@@ -24,7 +24,8 @@ function showStrip(now) {
     make("span", {}, now.model === null ? "no model published yet" : `model v${now.model}`),
   ];
   const problem = now.problems[now.problems.length - 1];
-  if (problem) parts.push(make("span", { class: "problem", role: "alert", title: now.problems.join("\n") }, `⚠ ${problem}`));
+  if (problem) parts.push(make("span", { class: "problem", role: "alert", title: now.problems.join("\n") }, `⚠ ${problem} `,
+    make("button", { id: "settle", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "settle", problem }).catch(() => {}) }, "×")));
   const text = parts.map((part) => part.textContent).join("|") + share;
   if (strip.dataset.text === text) return;
   strip.dataset.text = text;

@@ -21,7 +21,7 @@ export class Transfer {
       make("p", {}, "An import takes a folder, or a zip, that holds a folder with images for each class. What is here already stays as it is."),
       make("form", { class: "edge-row", onsubmit: (event) => { event.preventDefault(); this.perform({ do: "import", path: this.path.value }); } },
         make("span", {}, "Folder on the program's machine"), this.path, this.start),
-      make("div", { class: "edge-row" }, make("label", { for: "import-file" }, "Zip of this computer, up to 500 MB"), this.file),
+      make("div", { class: "edge-row" }, make("label", { for: "import-file" }, `Zip of this computer, up to ${bytes(LARGEST_UPLOAD)}`), this.file),
       make("div", { class: "edge-row" }, make("span", {}, "All labelled samples"), this.exporting, this.link),
       make("div", { class: "edge-row review-progress" }, this.bar, this.text, this.cancel), this.reasons);
   }
@@ -70,7 +70,7 @@ export class Transfer {
     const file = this.file.files[0];
     this.file.value = "";
     if (!file) return;
-    if (file.size > LARGEST_UPLOAD) return this.say(`${file.name} has ${bytes(file.size)}, more than 500 MB: copy it to the program's machine and import it by its path`, true);
+    if (file.size > LARGEST_UPLOAD) return this.say(`${file.name} has ${bytes(file.size)}, more than ${bytes(LARGEST_UPLOAD)}: copy it to the program's machine and import it by its path`, true);
     this.say(`uploading ${file.name} …`);
     let answer;
     try {

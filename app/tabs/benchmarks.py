@@ -175,75 +175,14 @@ def dataset_note(runs: BenchRuns, dataset: str) -> str:
 # What can be done -----------------------------------------------------------------------------------------------------
 
 
-def build(studio: Studio, tab: gr.Tab) -> None:
-    runs = studio.runs
-    wish = Wish()
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', padding=False, apply_default_css=False)
-    with gr.Row():
-        dataset = gr.Dropdown(
-            list(DATASETS), value=wish.dataset, label="Dataset", elem_id="benchmarks-dataset", min_width=150
-        )
-        method = gr.Dropdown(
-            list(methods.NAMES), value=wish.method, label="Method", elem_id="benchmarks-method", min_width=150
-        )
-        kind = gr.Radio(
-            list(KINDS), value=wish.kind, label="Memory in", elem_id="benchmarks-kind", min_width=150
-        )
-        size = gr.Textbox(
-            wish.size,
-            label="Memory",
-            info="like 200KB, or 200 samples",
-            max_lines=1,
-            elem_id="benchmarks-size",
-            min_width=120,
-        )
-        seeds = gr.Number(
-            wish.seeds,
-            label="Seeds",
-            info=f"a run each, up to {MOST_SEEDS}",
-            elem_id="benchmarks-seeds",
-            min_width=100,
-        )
-        limit = gr.Textbox(
-            "",
-            label="Limit",
-            info="images a task; empty: all",
-            max_lines=1,
-            elem_id="benchmarks-limit",
-            min_width=100,
-            placeholder="all",
-        )
-    note = gr.HTML(
-        dataset_note(runs, wish.dataset), elem_id="benchmarks-note", padding=False, apply_default_css=False
-    )
-    with gr.Row():
-        start_button = gr.Button(
-            "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
-        )
-    listing = gr.HTML(runs_html([]), elem_id="benchmarks-runs", padding=False, apply_default_css=False)
-    with gr.Row(elem_classes="benchmarks-actions"):
-        chosen = gr.Dropdown([], label="Run", elem_id="benchmarks-run", min_width=240, scale=1)
-        cancel_button = gr.Button("Cancel", elem_id="benchmarks-cancel", min_width=100, scale=0)
-        continue_button = gr.Button("Continue", elem_id="benchmarks-continue", min_width=100, scale=0)
-        remove_button = gr.Button("Remove …", elem_id="benchmarks-remove", min_width=140, scale=0)
-    with gr.Row(visible=False, elem_classes="benchmarks-actions") as really:
-        question = gr.HTML("", padding=False, apply_default_css=False)
-        yes_button = gr.Button(
-            "Remove it", variant="stop", elem_id="benchmarks-remove-yes", min_width=140, scale=0
-        )
-        no_button = gr.Button("Keep it", elem_id="benchmarks-remove-no", min_width=100, scale=0)
-    plotted = gr.Dropdown(
-        [], multiselect=True, label="Curves of", info="empty: the newest few", elem_id="benchmarks-plotted"
-    )
-    curves = gr.HTML("", elem_id="benchmarks-curves", padding=False, apply_default_css=False)
-    results = gr.HTML("", elem_id="benchmarks-results", padding=False, apply_default_css=False)
-    seen = gr.State("")
-    timer = gr.Timer(TICK_SECONDS, active=False)
-    outputs = [listing, curves, results, chosen, plotted, seen]
+class Actions:
+    """What the tab's controls do; most return what the lists and the curves then show."""
 
-    def show_with(names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
-        views = runs.runs()
+    def __init__(self, runs: BenchRuns) -> None:
+        self._runs = runs
+
+    def _shown(self, names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
+        views = self._runs.runs()
         wanted = [view for view in views if view.name in (names or [])] or views[:CURVES_SHOWN]
         now = "|".join(view.name for view in views)
         lists: list[Any] = [gr.skip(), gr.skip()]
@@ -257,11 +196,20 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         return [runs_html(views), curves_html(wanted), results_html(views), *lists, now]
 
     @saying_errors
-    def show(names: list[str] | None, was: str) -> list[Any]:
-        return show_with(names, was)
+    def show(self, names: list[str] | None, was: str) -> list[Any]:
+        return self._shown(names, was)
+
+    @saying_errors
+    def open(self, names: list[str] | None) -> list[Any]:
+        return self._shown(names, "")
+
+    @saying_errors
+    def note(self, dataset: str) -> str:
+        return dataset_note(self._runs, dataset)
 
     @saying_errors
     def start(
+        self,
         dataset: str,
         method: str,
         kind: str,
@@ -270,54 +218,103 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         limit: str,
         names: list[str] | None,
     ) -> list[Any]:
-        wish = Wish(
-            dataset,
-            method,
-            kind,
-            size.strip(),
-            _whole("seeds", seeds),
-            _whole("limit", limit) if limit.strip() else None,
-        )
-        started = runs.start(wish)
+        images = _whole("limit", limit) if limit.strip() else None
+        started = self._runs.start(Wish(dataset, method, kind, size.strip(), _whole("seeds", seeds), images))
         gr.Info(
             f"{started[0]} is on its way." if len(started) == 1 else f"{len(started)} runs are on their way."
         )
-        return show_with(names, "", started[0])
+        return self._shown(names, "", started[0])
 
     @saying_errors
-    def cancel(name: str | None, names: list[str] | None) -> list[Any]:
-        runs.cancel(_chosen(name))
-        return show_with(names, "", name)
+    def cancel(self, name: str | None, names: list[str] | None) -> list[Any]:
+        self._runs.cancel(_chosen(name))
+        return self._shown(names, "", name)
 
     @saying_errors
-    def resume(name: str | None, names: list[str] | None) -> list[Any]:
-        runs.resume(_chosen(name))
-        return show_with(names, "", name)
+    def resume(self, name: str | None, names: list[str] | None) -> list[Any]:
+        self._runs.resume(_chosen(name))
+        return self._shown(names, "", name)
 
     @saying_errors
-    def ask(name: str | None) -> list[Any]:
-        view = runs.view(_chosen(name))
+    def ask(self, name: str | None) -> list[Any]:
+        view = self._runs.view(_chosen(name))
         lost = "its result" if view.result is not None else "what it has learned so far"
         sentence = f"Remove {view.title}? Its files are deleted, {lost} with them; nothing else is touched."
         return [gr.update(visible=True), f"<p>{escape(sentence)}</p>"]
 
     @saying_errors
-    def remove(name: str | None, names: list[str] | None) -> list[Any]:
-        runs.remove(_chosen(name))
-        return [gr.update(visible=False), *show_with(names, "")]
+    def remove(self, name: str | None, names: list[str] | None) -> list[Any]:
+        self._runs.remove(_chosen(name))
+        return [gr.update(visible=False), *self._shown(names, "")]
 
-    form = [dataset, method, kind, size, seeds, limit]
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    actions = Actions(studio.runs)
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    plain: dict[str, Any] = {"padding": False, "apply_default_css": False}
+    gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', **plain)
+    with gr.Row():
+        form = _form()
+    note = gr.HTML(dataset_note(studio.runs, Wish().dataset), elem_id="benchmarks-note", **plain)
+    with gr.Row():
+        start_button = gr.Button(
+            "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
+        )
+    listing = gr.HTML(runs_html([]), elem_id="benchmarks-runs", **plain)
+    with gr.Row(elem_classes="benchmarks-actions"):
+        chosen = gr.Dropdown([], label="Run", elem_id="benchmarks-run", min_width=240, scale=1)
+        cancel_button = gr.Button("Cancel", elem_id="benchmarks-cancel", min_width=100, scale=0)
+        continue_button = gr.Button("Continue", elem_id="benchmarks-continue", min_width=100, scale=0)
+        remove_button = gr.Button("Remove …", elem_id="benchmarks-remove", min_width=140, scale=0)
+    with gr.Row(visible=False, elem_classes="benchmarks-actions") as really:
+        question = gr.HTML("", **plain)
+        yes_button = gr.Button(
+            "Remove it", variant="stop", elem_id="benchmarks-remove-yes", min_width=140, scale=0
+        )
+        no_button = gr.Button("Keep it", elem_id="benchmarks-remove-no", min_width=100, scale=0)
+    plotted = gr.Dropdown(
+        [], multiselect=True, label="Curves of", info="empty: the newest few", elem_id="benchmarks-plotted"
+    )
+    curves = gr.HTML("", elem_id="benchmarks-curves", **plain)
+    results = gr.HTML("", elem_id="benchmarks-results", **plain)
+    seen = gr.State("")
+    timer = gr.Timer(TICK_SECONDS, active=False)
+    outputs = [listing, curves, results, chosen, plotted, seen]
+
     tick_while_shown(tab, timer)
-    timer.tick(show, [plotted, seen], outputs, **quiet)
-    tab.select(saying_errors(lambda names: show_with(names, "")), plotted, outputs, **quiet)
-    plotted.change(show, [plotted, seen], outputs, **quiet)
-    dataset.change(saying_errors(lambda name: dataset_note(runs, name)), dataset, note, **quiet)
-    start_button.click(start, [*form, plotted], outputs, **quiet)
-    cancel_button.click(cancel, [chosen, plotted], outputs, **quiet)
-    continue_button.click(resume, [chosen, plotted], outputs, **quiet)
-    remove_button.click(ask, chosen, [really, question], **quiet)
-    yes_button.click(remove, [chosen, plotted], [really, *outputs], **quiet)
+    timer.tick(actions.show, [plotted, seen], outputs, **quiet)
+    tab.select(actions.open, plotted, outputs, **quiet)
+    plotted.change(actions.show, [plotted, seen], outputs, **quiet)
+    dataset, *_ = form
+    dataset.change(actions.note, dataset, note, **quiet)
+    start_button.click(actions.start, [*form, plotted], outputs, **quiet)
+    cancel_button.click(actions.cancel, [chosen, plotted], outputs, **quiet)
+    continue_button.click(actions.resume, [chosen, plotted], outputs, **quiet)
+    remove_button.click(actions.ask, chosen, [really, question], **quiet)
+    yes_button.click(actions.remove, [chosen, plotted], [really, *outputs], **quiet)
     no_button.click(lambda: gr.update(visible=False), None, really, **quiet)
+
+
+def _form() -> list[Any]:
+    """Dataset, method, kind and size of the memory, seeds, limit: a wish's fields in their order."""
+    wish = Wish()
+
+    def field(name: str, width: int) -> dict[str, Any]:
+        return {"elem_id": f"benchmarks-{name}", "min_width": width}
+
+    return [
+        gr.Dropdown(list(DATASETS), value=wish.dataset, label="Dataset", **field("dataset", 150)),
+        gr.Dropdown(list(methods.NAMES), value=wish.method, label="Method", **field("method", 150)),
+        gr.Radio(list(KINDS), value=wish.kind, label="Memory in", **field("kind", 150)),
+        gr.Textbox(
+            wish.size, label="Memory", info="like 200KB, or 200 samples", max_lines=1, **field("size", 120)
+        ),
+        gr.Number(wish.seeds, label="Seeds", info=f"a run each, up to {MOST_SEEDS}", **field("seeds", 100)),
+        gr.Textbox(
+            "", label="Limit", info="images a task; empty: all", max_lines=1, placeholder="all",
+            **field("limit", 100),
+        ),
+    ]  # fmt: skip
 
 
 def _chosen(name: str | None) -> str:

@@ -17,6 +17,7 @@ from app.charts import Bar, Part, bars, empty, stacked_bar
 from app.studio import Studio
 from app.tabs.accuracy import ClassLook, looks
 from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
+from app.tabs.settings import size_text
 from edge_hpcr.codec import CODECS, encode, typical_bytes
 from edge_hpcr.errors import UserError, one_of
 from edge_hpcr.rows import slot_overhead
@@ -299,10 +300,80 @@ class Shown:
             return empty(f"The samples of each class are not known now: {error}.")
 
 
-def build(studio: Studio, tab: gr.Tab) -> None:
-    from app.tabs.settings import size_text
+class Actions:
+    """What the tab's controls do."""
 
-    shown = Shown(studio)
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+        self._shown = Shown(studio)
+        self._draw = np.random.default_rng()
+
+    @saying_errors
+    def refresh(self, key: str) -> tuple[Any, Any]:
+        fresh, text = self._shown.now()
+        return (fresh, text) if fresh != key else (gr.skip(), gr.skip())
+
+    @saying_errors
+    def show_some(self, chosen: Any) -> tuple[Any, str]:
+        return self._pictures(chosen, 0)
+
+    @saying_errors
+    def show_others(self, chosen: Any) -> tuple[Any, str]:
+        return self._pictures(chosen, int(self._draw.integers(2**31)))
+
+    def _pictures(self, chosen: Any, seed: int) -> tuple[Any, str]:
+        classes = looks(self._studio)
+        class_id = chosen if chosen in {look.id for look in classes} else None
+        content = look_into(self._studio, class_id, MOST_THUMBNAILS, seed)
+        choices: list[tuple[str, Any]] = [(ALL, ALL), *((look.name, look.id) for look in classes)]
+        return gr.Dropdown(choices=choices, value=ALL if class_id is None else class_id), thumbnails(
+            self._studio, content, classes
+        )
+
+    def current(self) -> list[str]:
+        now = self._studio.workspace.settings
+        return [size_text(now.memory_bytes), now.codec]
+
+    @saying_errors
+    def forecast(self, size: str, encoding: str) -> tuple[str, Any]:
+        """Also closes a question that was about other values."""
+        try:
+            wish = parse_wish(size, encoding)
+        except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
+            return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
+        costs = measure(self._studio)
+        return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
+
+    @saying_errors
+    def wish_for(self, size: str, encoding: str) -> tuple[Any, Any, Any]:
+        return self._change(size, encoding, confirmed=False)
+
+    @saying_errors
+    def confirm(self, size: str, encoding: str) -> tuple[Any, Any, Any]:
+        return self._change(size, encoding, confirmed=True)
+
+    def _change(self, size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
+        """What to say, the forecast, and whether to ask."""
+        wish = parse_wish(size, encoding)
+        costs = measure(self._studio)
+        wanted = plan(costs, *wish)
+        if not wanted.possible:
+            raise UserError(plan_text(costs, wanted))
+        if wish == (costs.budget, costs.codec):
+            return "<p>It is so already.</p>", preview(costs, wanted), gr.Row(visible=False)
+        if wanted.drops and not confirmed:
+            return "", preview(costs, wanted), gr.Row(visible=True)
+        told = apply(self._studio, *wish)
+        costs = measure(self._studio)
+        return (
+            f'<p role="status">{escape(told)}</p>',
+            preview(costs, plan(costs, *wish)),
+            gr.Row(visible=False),
+        )
+
+
+def build(studio: Studio, tab: gr.Tab) -> None:
+    actions = Actions(studio)
     settings = studio.workspace.settings
     seen = gr.State("")  # the key of what this page shows
     timer = gr.Timer(REFRESH_SECONDS, active=False)
@@ -337,78 +408,19 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             others = gr.Button("Show others", elem_id="memory-others", scale=0, min_width=160)
         pictures = gr.HTML(elem_id="memory-pictures")
 
-    @saying_errors
-    def refresh(key: str) -> tuple[Any, Any]:
-        fresh, text = shown.now()
-        return (fresh, text) if fresh != key else (gr.skip(), gr.skip())
-
-    @saying_errors
-    def show_some(chosen: Any, seed: int) -> tuple[Any, str]:
-        classes = looks(studio)
-        ids = {look.id for look in classes}
-        class_id = chosen if chosen in ids else None
-        content = look_into(studio, class_id, MOST_THUMBNAILS, seed)
-        choices: list[tuple[str, Any]] = [(ALL, ALL), *((look.name, look.id) for look in classes)]
-        return gr.Dropdown(choices=choices, value=ALL if class_id is None else class_id), thumbnails(
-            studio, content, classes
-        )
-
-    @saying_errors
-    def forecast_of(size: str, encoding: str) -> tuple[str, Any]:
-        """Also closes a question that was about other values."""
-        try:
-            wish = parse_wish(size, encoding)
-        except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
-            return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
-        costs = measure(studio)
-        return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
-
-    def change(size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
-        wish = parse_wish(size, encoding)
-        costs = measure(studio)
-        wanted = plan(costs, *wish)
-        if not wanted.possible:
-            raise UserError(plan_text(costs, wanted))
-        if wish == (costs.budget, costs.codec):
-            return "<p>It is so already.</p>", preview(costs, wanted), gr.Row(visible=False)
-        if wanted.drops and not confirmed:
-            return "", preview(costs, wanted), gr.Row(visible=True)
-        told = apply(studio, *wish)
-        costs = measure(studio)
-        return (
-            f'<p role="status">{escape(told)}</p>',
-            preview(costs, plan(costs, *wish)),
-            gr.Row(visible=False),
-        )
-
-    @saying_errors
-    def wish_for(size: str, encoding: str) -> tuple[Any, Any, Any]:
-        return change(size, encoding, confirmed=False)
-
-    @saying_errors
-    def confirm(size: str, encoding: str) -> tuple[Any, Any, Any]:
-        return change(size, encoding, confirmed=True)
-
-    def current() -> list[str]:
-        now = studio.workspace.settings
-        return [size_text(now.memory_bytes), now.codec]
-
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    draw = np.random.default_rng()
-    timer.tick(refresh, seen, [seen, facts], **quiet)
-    tab.select(refresh, seen, [seen, facts], **quiet)
-    tab.select(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
-    opened = follow_when_shown(tab, [budget, codec], current, quiet)
-    opened.then(forecast_of, [budget, codec], [forecast, question], **quiet)
-    which.input(lambda chosen: show_some(chosen, 0), which, [which, pictures], **quiet)
-    others.click(
-        lambda chosen: show_some(chosen, int(draw.integers(2**31))), which, [which, pictures], **quiet
-    )
+    timer.tick(actions.refresh, seen, [seen, facts], **quiet)
+    tab.select(actions.refresh, seen, [seen, facts], **quiet)
+    tab.select(actions.show_some, which, [which, pictures], **quiet)
+    opened = follow_when_shown(tab, [budget, codec], actions.current, quiet)
+    opened.then(actions.forecast, [budget, codec], [forecast, question], **quiet)
+    which.input(actions.show_some, which, [which, pictures], **quiet)
+    others.click(actions.show_others, which, [which, pictures], **quiet)
     gr.on(
-        [budget.change, codec.change], forecast_of, [budget, codec], [forecast, question],
+        [budget.change, codec.change], actions.forecast, [budget, codec], [forecast, question],
         trigger_mode="always_last", **quiet,
     )  # fmt: skip
-    use.click(wish_for, [budget, codec], [done, forecast, question], **quiet)
-    sure.click(confirm, [budget, codec], [done, forecast, question], **quiet)
-    leave.click(saying_errors(current), None, [budget, codec], **quiet)
+    use.click(actions.wish_for, [budget, codec], [done, forecast, question], **quiet)
+    sure.click(actions.confirm, [budget, codec], [done, forecast, question], **quiet)
+    leave.click(saying_errors(actions.current), None, [budget, codec], **quiet)
     tick_while_shown(tab, timer)

@@ -174,11 +174,75 @@ def answer_html(version: Version, variant: str, result: Result, image: np.ndarra
 # What can be done -----------------------------------------------------------------------------------------------------
 
 
+class Actions:
+    """What the tab's buttons do; each returns what the tab then shows."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+        self._models = studio.models
+
+    @saying_errors
+    def show(self, was: str) -> list[Any]:
+        return self._shown(was)
+
+    def _shown(self, was: str) -> list[Any]:
+        versions = self._models.versions()
+        publication = self._models.publication
+        publisher = self._studio.publisher
+        sentence = periodic_text(
+            self._studio.workspace.settings.publish_seconds, None if publisher is None else publisher.status()
+        )
+        now = ",".join(f"{each.number}{'*' if each.counts else ''}" for each in versions)
+        return [
+            versions_html(self._models, versions),
+            publication_html(publication),
+            gr.update(visible=publication.phase == "refused"),
+            f"<p>{escape(sentence)}</p>",
+            # Only when something has changed: a list that somebody has opened must not close under their hands.
+            *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
+            now,
+        ]
+
+    @saying_errors
+    def open(self) -> list[Any]:
+        self._models.measure([each.number for each in self._models.versions() if each.counts])
+        return self._shown("")
+
+    @saying_errors
+    def publish(self, with_int8: bool, was: str) -> list[Any]:
+        self._models.publish(with_int8)
+        return self._shown(was)
+
+    @saying_errors
+    def publish_anyway(self, with_int8: bool, was: str) -> list[Any]:
+        self._models.publish(with_int8, force=True)
+        return self._shown(was)
+
+    @saying_errors
+    def measure(self, was: str) -> list[Any]:
+        numbers = [each.number for each in self._models.versions()]
+        if not numbers:
+            raise UserError("there is no version to measure yet: publish one first")
+        self._models.measure(numbers)
+        gr.Info(
+            f"Measuring {len(numbers)} version{'s' if len(numbers) > 1 else ''}; the times appear in the list."
+        )
+        return self._shown(was)
+
+    @saying_errors
+    def roll(self, version: int | None, was: str) -> list[Any]:
+        if version is None:
+            raise UserError("choose a version first")
+        manifest = self._models.roll_to(int(version))
+        gr.Info(f"Version {manifest.version} counts now; devices change to it.")
+        return self._shown(was)
+
+
 def build(studio: Studio, tab: gr.Tab) -> None:
-    models = studio.models
+    actions = Actions(studio)
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     listing = gr.HTML(
-        versions_html(models, []), elem_id="models-versions", padding=False, apply_default_css=False
+        versions_html(studio.models, []), elem_id="models-versions", padding=False, apply_default_css=False
     )
     with gr.Row(elem_classes="models-actions"):
         publish_button = gr.Button(
@@ -217,66 +281,13 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     timer = gr.Timer(TICK_SECONDS, active=False)
     outputs = [listing, status, anyway_button, periodic, target, tried, seen]
 
-    @saying_errors
-    def show(was: str) -> list[Any]:
-        versions = models.versions()
-        publication = models.publication
-        publisher = studio.publisher
-        sentence = periodic_text(
-            studio.workspace.settings.publish_seconds, None if publisher is None else publisher.status()
-        )
-        now = ",".join(f"{each.number}{'*' if each.counts else ''}" for each in versions)
-        return [
-            versions_html(models, versions),
-            publication_html(publication),
-            gr.update(visible=publication.phase == "refused"),
-            f"<p>{escape(sentence)}</p>",
-            # Only when something has changed: a list that somebody has opened must not close under their hands.
-            *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
-            now,
-        ]
-
-    def opened(was: str) -> list[Any]:
-        counting = [each.number for each in models.versions() if each.counts]
-        models.measure(counting)
-        return show("")
-
-    @saying_errors
-    def publish(with_int8: bool, was: str) -> list[Any]:
-        models.publish(with_int8)
-        return show(was)
-
-    @saying_errors
-    def publish_anyway(with_int8: bool, was: str) -> list[Any]:
-        models.publish(with_int8, force=True)
-        return show(was)
-
-    @saying_errors
-    def measure(was: str) -> list[Any]:
-        numbers = [each.number for each in models.versions()]
-        if not numbers:
-            raise UserError("there is no version to measure yet: publish one first")
-        models.measure(numbers)
-        gr.Info(
-            f"Measuring {len(numbers)} version{'s' if len(numbers) > 1 else ''}; the times appear in the list."
-        )
-        return show(was)
-
-    @saying_errors
-    def roll(version: int | None, was: str) -> list[Any]:
-        if version is None:
-            raise UserError("choose a version first")
-        manifest = models.roll_to(int(version))
-        gr.Info(f"Version {manifest.version} counts now; devices change to it.")
-        return show(was)
-
     tick_while_shown(tab, timer)
-    timer.tick(show, seen, outputs, **quiet)
-    tab.select(saying_errors(opened), seen, outputs, **quiet)
-    publish_button.click(publish, [int8, seen], outputs, **quiet)
-    anyway_button.click(publish_anyway, [int8, seen], outputs, **quiet)
-    measure_button.click(measure, seen, outputs, **quiet)
-    roll_button.click(roll, [target, seen], outputs, **quiet)
+    timer.tick(actions.show, seen, outputs, **quiet)
+    tab.select(actions.open, None, outputs, **quiet)
+    publish_button.click(actions.publish, [int8, seen], outputs, **quiet)
+    anyway_button.click(actions.publish_anyway, [int8, seen], outputs, **quiet)
+    measure_button.click(actions.measure, seen, outputs, **quiet)
+    roll_button.click(actions.roll, [target, seen], outputs, **quiet)
 
 
 def _choices(versions: list[Version]) -> list[Any]:
