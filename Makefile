@@ -31,6 +31,7 @@ check: install-dev ## lint, formatting and types
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
 	$(BIN)/python -m edge_hpcr speed --out results/speed.json
 	$(BIN)/python -m export bench --out results/latency.json
+	PYTHONPATH=. $(BIN)/python tests/device_bench.py --out results/device.json
 	PYTHONPATH=. $(BIN)/python tests/app_bench.py --out results/app.json
 	$(BIN)/python -m edge_hpcr endure all --out results/endurance.json
 

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from app.security import ENVIRONMENT, Credentials, read_credentials, refuse_open_address
+from edge_hpcr.cli import OneLineParser
 from edge_hpcr.errors import UserError
 
 EXAMPLES = f"""\
@@ -25,7 +26,7 @@ Ctrl-C saves and ends, and the same command continues where it was. /healthz ans
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m app",
         description="Teach a learner on a web page: show it something, name it, and it has learned it.",
         epilog=EXAMPLES,

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from edge_hpcr.workspace.sample_files import shrink
 LOG = logging.getLogger(__name__)
 
 FRAMES_KEPT = 100  # ten seconds: longer than a burst may be
+STOOD_KEPT = 8  # of those that were held still
 FRAME_SECONDS = (
     0.1  # between two frames of a source: more than ten a second help nobody, and cost the learner time
 )
@@ -68,6 +69,8 @@ class Feeder:
         self._shown: OrderedDict[int, Shown] = OrderedDict()
         self._newest: Shown | None = None
         self._held: Shown | None = None
+        # Somebody may be typing a name for one of them, while somebody else lets the picture go on.
+        self._stood: deque[Shown] = deque(maxlen=STOOD_KEPT)
         # Not from 1: a page that outlives a restart must not mean another picture by an old number.
         self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._asked_at = 0.0
@@ -123,8 +126,8 @@ class Feeder:
         return self._held is not None
 
     def find(self, number: int) -> Shown | None:
-        held = self._held
-        return held if held is not None and held.number == number else self._shown.get(number)
+        kept = (shown for shown in tuple(self._stood) if shown.number == number)
+        return self._shown.get(number) or next(kept, None)
 
     def shown(self, number: int) -> Shown:
         found = self.find(number)
@@ -138,6 +141,8 @@ class Feeder:
             self._held = None
         else:
             self._held = self._newest if number is None else self.shown(number)
+            if self._held is not None:
+                self._stood.append(self._held)
 
     # The feeding thread -----------------------------------------------------------------------------------------------
 

@@ -320,9 +320,14 @@ class Studio:
                 # It finishes the version under way, for which nobody who changes a setting should wait.
                 threading.Thread(target=self.publisher.stop, name="publisher's end", daemon=True).start()
             self.publisher = None
-            seconds = self.workspace.settings.publish_seconds
-            if seconds > 0:
-                self.publisher = Publisher(self.live, self.policy(), every_seconds=float(seconds))
+            settings = self.workspace.settings
+            if settings.publish_steps or settings.publish_seconds:
+                self.publisher = Publisher(
+                    self.live,
+                    self.policy(),
+                    every_steps=settings.publish_steps or None,
+                    every_seconds=float(settings.publish_seconds) or None,
+                )
                 self.publisher.start()
 
     # The state for the pages ------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line; the whole usage is for --help."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"edge_hpcr: {message} (see `{self.prog} --help`)\n")
+        name = self.prog.removeprefix("python -m ").split()[0]
+        self.exit(2, f"{name}: {message} (see `{self.prog} --help`)\n")
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:

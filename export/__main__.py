@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from edge_hpcr import __version__
 from edge_hpcr.errors import UserError
@@ -19,7 +19,7 @@ from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.layout import Layout
 from export import serve
-from export.errors import BadModel, WrongInput
+from export.errors import BadModel, OneLineParser, WrongInput
 from export.manifest import Manifest
 from export.policy import Policy, Refused
 from export.versions import latest_version, rollback, rollforward, versions
@@ -46,13 +46,6 @@ The first version takes a while, because the network is traced; later ones take 
 """
 LONGEST_WAIT = 366 * 86_400.0  # seconds
 COMMANDS = ("publish", "list", "rollback", "rollforward", "serve", "bench")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the whole usage is for --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"export: {message} (see `{self.prog} --help`)\n")
 
 
 def make_parser(command: str) -> argparse.ArgumentParser:

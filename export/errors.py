@@ -1,5 +1,8 @@
 """What can go wrong on a device, as one clear line each."""
 
+import argparse
+from typing import NoReturn
+
 
 class BadModel(Exception):
     """A model is refused: which file, and what is wrong with it."""
@@ -11,3 +14,11 @@ class Unavailable(Exception):
 
 class WrongInput(Exception):
     """The user asked for something impossible. The command line prints it and exits with 2."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage is for --help."""
+
+    def error(self, message: str) -> NoReturn:
+        name = self.prog.removeprefix("python -m ").split()[0]
+        self.exit(2, f"{name}: {message} (see `{self.prog} --help`)\n")

@@ -4,14 +4,13 @@ The runtime touches the file after a frame that went well, so that a camera with
 loop that hangs all look alike from outside: nothing happens. `python -m export.heartbeat FILE` is the other side.
 """
 
-import argparse
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from export.errors import WrongInput
+from export.errors import OneLineParser, WrongInput
 from export.manifest import reason_of
 
 EVERY_SECONDS = 1.0
@@ -60,7 +59,7 @@ def age(path: Path) -> float | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when it is at work, 1 when it is not, as Docker's health check asks."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m export.heartbeat",
         description="Whether `python -m export.runtime --heartbeat FILE` is at work: 0 if it is, 1 if not.",
     )

@@ -17,7 +17,9 @@ from export.model_source import Loading, ModelSource, Offer
 LOG = logging.getLogger(__name__)
 
 REMEMBERED = 32  # frames on which a new model is compared with the old one
-PAUSE_SECONDS = 0.002  # between two of them, for the frames that come meanwhile
+PAUSE_SHARE = (
+    3  # times as long as trying one of them takes: a device that is nearly busy with its camera must keep up
+)
 
 
 class HotSwap:
@@ -215,10 +217,11 @@ class HotSwap:
             return "no frames yet to compare on"
         same = 0
         for image in images:
+            begun = time.perf_counter()
             ours = self.classifier.predict([image], top=1)[0].top[0]
             theirs = new.predict([image], top=1)[0].top[0]
             same += ours.id == theirs.id
-            self._stop.wait(PAUSE_SECONDS)
+            self._stop.wait(PAUSE_SHARE * (time.perf_counter() - begun))
         if self._min_agreement is not None and same < self._min_agreement * len(images):
             raise BadModel(
                 f"it agrees with {self._in_use()} on {same} of the last {len(images)} frames only, "

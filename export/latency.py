@@ -388,7 +388,7 @@ def _memory(exports: Path) -> dict[str, int]:
 def goals(
     latency: list[dict[str, Any]], publishing: list[dict[str, Any]], devices: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Each goal with what was measured, at the size that they are set for."""
+    """Each goal with what was measured: those for models at the size that they are set for, those for devices at all."""
     found = []
     for row in latency:
         if (row["size"], row["batch"], row["threads"]) == (GOAL_SIZE, 1, 1):
@@ -403,14 +403,14 @@ def goals(
             found.append(_goal("seconds to republish", took, most, took < most))
             least = GOAL_REPUBLISH_RATIO
             found.append(_goal("republishing, times as fast as a full export", ratio, least, ratio >= least))
-    for row in devices:
-        if row["size"] == GOAL_SIZE:
-            most, latest = GOAL_FRAME_TIMES, row["late_frames"]["around_swaps"]["most"]
-            found.append(
-                _goal("frame times until an answer while models change", latest, most, latest <= most)
-            )
-            slowest, most = max(row["first_answer_seconds"]), GOAL_FIRST_ANSWER_SECONDS
-            found.append(_goal("seconds from start to the first answer", slowest, most, slowest < most))
+    for row in devices:  # at every size
+        at = f"at {row['size']} pixels"
+        most, latest = GOAL_FRAME_TIMES, row["late_frames"]["around_swaps"]["most"]
+        found.append(
+            _goal(f"frame times until an answer while models change, {at}", latest, most, latest <= most)
+        )
+        slowest, most = max(row["first_answer_seconds"]), GOAL_FIRST_ANSWER_SECONDS
+        found.append(_goal(f"seconds from start to the first answer, {at}", slowest, most, slowest < most))
     return found
 
 
@@ -489,7 +489,7 @@ def _goals(result: dict[str, Any]) -> str:
         [goal["what"], f"{goal['measured']:.2f}", f"{goal['goal']:g}", "met" if goal["met"] else "MISSED"]
         for goal in result["goals"]
     ]
-    return _table([f"goal at {GOAL_SIZE} pixels", "measured", "goal", ""], rows)
+    return _table([f"goal (at {GOAL_SIZE} pixels, unless it says so)", "measured", "goal", ""], rows)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

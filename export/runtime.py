@@ -23,7 +23,7 @@ os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 
 from export.access_token import VARIABLE, read_token
 from export.display import Display, Page, open_display
-from export.errors import BadModel, WrongInput
+from export.errors import BadModel, OneLineParser, WrongInput
 from export.frames import EndOfFrames, Frame, Frames, open_frames
 from export.heartbeat import Heartbeat
 from export.hot_swap import HotSwap
@@ -290,7 +290,7 @@ def result_line(frame: Frame, number: int, result: Result, version: int, millise
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m export.runtime",
         description="Classify frames with a published model, a JSON line a frame; follow new models while running.",
         epilog=EXAMPLES,

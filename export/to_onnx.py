@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,9 @@ def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, 
         "accuracy": json.dumps(asdict(exported.accuracy)),
         "feature_size": str(directions.shape[1]),
         "edge_hpcr": __version__,
+        "versions": json.dumps(
+            {name: installed(name) for name in ("torch", "onnx")} | {"opset": exported.opset}
+        ),
         # For the cosine to the nearest proxy, which says whether anything is near, without a third output.
         "proxies": base64.b64encode(directions.astype("<f2").tobytes()).decode("ascii"),
     }

@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,56 @@ def point_at(exports: Path, version: int, manifest: bytes) -> None:
     latest = Latest(version, f"v{version:06d}", hashlib.sha256(manifest).hexdigest())
     (exports / ".latest").write_bytes(latest.to_bytes())
     (exports / ".latest").replace(exports / "latest.json")
+
+
+MANY_SWAPS = """
+import json, sys, threading
+from pathlib import Path
+import numpy as np, psutil
+from export.hot_swap import HotSwap
+from export.model_source import Loading, LocalModels
+
+exports, swaps = Path(sys.argv[1]), int(sys.argv[2])
+texts = [(exports / f"latest{n}").read_bytes() for n in (1, 2)]
+swap = HotSwap(LocalModels(exports), Loading("cpu", 1), lambda text: None)
+swap.first()
+frame = np.zeros((480, 640, 3), np.uint8)
+stop = threading.Event()
+
+def classify():
+    while not stop.wait(0.005):
+        classifier = swap.classifier
+        images = classifier.prepare([frame])
+        classifier.predict_prepared(images)
+        swap.remember(images[0])
+
+thread = threading.Thread(target=classify)
+thread.start()
+resident = []
+for number in range(20 + swaps):
+    (exports / "next").write_bytes(texts[1 - number % 2])
+    (exports / "next").replace(exports / "latest.json")
+    assert swap.look()
+    resident.append(psutil.Process().memory_info().rss)
+stop.set()
+thread.join()
+print(json.dumps({"swaps": swap.swaps, "before": resident[19], "after": resident[-1]}))
+"""
+
+
+def many_swaps(exports: Path, swaps: int) -> dict[str, int]:
+    """Swaps between a first and a second version while frames are classified; resident bytes after 20 and at the end."""
+    publish(exports, 2)
+    (exports / "latest2").write_bytes((exports / "latest.json").read_bytes())
+    point_at(exports, 1, (exports / "v000001" / "manifest.json").read_bytes())
+    (exports / "latest1").write_bytes((exports / "latest.json").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_SWAPS, str(exports), str(swaps)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, int] = json.loads(done.stdout)
+    return facts

@@ -171,11 +171,13 @@ def test_a_picture_of_200_megapixels_is_refused_in_a_sentence(tmp_path, monkeypa
 
 
 def test_the_periodic_publisher_says_what_it_does_and_why_it_did_nothing():
-    assert tab.periodic_text(0, None) == "Models are published by hand only."
+    assert tab.periodic_text(0, 0, None) == "Models are published by hand only."
     now = time.time()
-    assert "nothing new" in tab.periodic_text(60, PublisherStatus(at=now))
-    assert "publishing now" in tab.periodic_text(60, PublisherStatus("publishing"))
-    said = tab.periodic_text(60, PublisherStatus(problem="a fall of more than 2.0%", at=now - 5))
+    assert "nothing new" in tab.periodic_text(0, 60, PublisherStatus(at=now))
+    assert "publishing now" in tab.periodic_text(0, 60, PublisherStatus("publishing"))
+    assert "Every 500 steps or 60 s, " in tab.periodic_text(500, 60, PublisherStatus())
+    assert "Every 500 steps, " in tab.periodic_text(500, 0, PublisherStatus())
+    said = tab.periodic_text(0, 60, PublisherStatus(problem="a fall of more than 2.0%", at=now - 5))
     assert "published nothing: a fall of more than 2.0%." in said and "5 s ago" in said
 
 

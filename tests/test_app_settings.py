@@ -119,3 +119,5 @@ def test_periodic_publishing_can_be_changed_at_any_moment(studio):
     assert studio.publisher is not first
     studio.change_settings(publish_seconds=0)
     assert studio.publisher is None
+    studio.change_settings(publish_steps=500)
+    assert studio.publisher is not None and studio.publisher.status().phase == "waiting"

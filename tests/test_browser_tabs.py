@@ -248,6 +248,18 @@ def test_what_is_typed_while_the_tab_still_loads_stays(app, browser, monkeypatch
     assert app.server.studio.workspace.settings.idle_steps == 7
 
 
+def test_what_another_page_changes_back_is_shown(app, browser):
+    page = open_page(browser, app, "Models")
+    page.get_by_text("Publish by itself").click()
+    page.locator("#models-seconds input").first.fill("3600")
+    page.locator("#models-save-policy").click()
+    wait_for(lambda: app.server.studio.workspace.settings.publish_seconds == 3600, "the setting")
+    app.server.studio.change_settings(publish_seconds=0)
+    go_to(page, "Teach")
+    go_to(page, "Models")
+    expect(page.locator("#models-seconds input").first).to_have_value("0")
+
+
 # Models and benchmarks ----------------------------------------------------------------------------------------------
 
 
@@ -286,7 +298,8 @@ def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(app, browser):
     expect(page.locator("#strip")).not_to_contain_text("stopped by an error")
 
 
-def test_missing_data_are_explained_with_the_command(app, browser, monkeypatch):
+def test_missing_data_are_explained_with_the_command(app, browser, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGE_HPCR_DATA", str(tmp_path / "nothing"))
     page = open_page(browser, app, "Benchmarks")
     page.locator("#benchmarks-dataset input").click()
     page.get_by_role("option", name="tiny_imagenet").click()

@@ -108,6 +108,29 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
             assert {row.origin for row in rows} == {"browser camera"}
 
 
+def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, films):
+    with running(tmp_path / "workspace") as app, chromium(films["temple"]) as browser:
+        context = browser.new_context()
+        # The page's own way to its camera, and a copy of what it got: nobody can pull a cable here.
+        context.add_init_script(
+            "const given = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);"
+            "navigator.mediaDevices.getUserMedia = async (wish) => (window.cameraOfTheTest = await given(wish));"
+        )
+        page = context.new_page()
+        page.goto(app.address)
+        page.click("#source-browser")
+        expect(page.locator("#source-state")).to_contain_text("browser camera: live", timeout=40_000)
+        make_class(page, "temple")
+        page.evaluate("window.cameraOfTheTest.getVideoTracks()[0].dispatchEvent(new Event('ended'))")
+        expect(page.locator("#message")).to_contain_text("the camera has gone: plug it in")
+        expect(page.locator("#source-state")).to_contain_text(
+            re.compile("stalled|waiting|no frame"), timeout=40_000
+        )
+        page.click("#source-digits")
+        expect(page.locator("#source-state")).to_contain_text("digits: live", timeout=40_000)
+        assert labels_of(app) == {"temple": 1}
+
+
 def test_an_empty_workspace_says_what_to_do(tmp_path, browser):
     with running(tmp_path / "workspace") as app:
         page = open_page(browser, app)
@@ -192,17 +215,21 @@ def test_keys_typed_into_a_field_label_nothing(shared_app, browser):
     page.wait_for_timeout(500)
     assert labels_of(shared_app) == before
     expect(page.locator("#new-class")).to_be_hidden()
+    page.locator("#source-labels").focus()
+    page.keyboard.press(" ")
+    expect(page.locator("#source-labels")).to_be_checked()
+    assert not shared_app.server.studio.feeder.held
 
 
 def test_a_problem_is_shown_until_somebody_has_read_it(shared_app, browser):
     page = open_page(browser, shared_app)
     for problem in ("the roof leaks", "the door is open"):
         shared_app.server.studio.live.report(problem)
-    expect(page.locator("#strip .problem")).to_contain_text("the door is open")
+    expect(page.locator("#problems")).to_contain_text("the door is open")
     page.locator("#settle").click()
-    expect(page.locator("#strip .problem")).to_contain_text("the roof leaks")
+    expect(page.locator("#problems")).to_contain_text("the roof leaks")
     page.locator("#settle").click()
-    expect(page.locator("#strip .problem")).to_have_count(0)
+    expect(page.locator("#problems")).to_be_empty()
     assert not shared_app.server.studio.live.problems
 
 
@@ -256,6 +283,10 @@ def test_pulling_the_plug_loses_no_label(tmp_path, browser):
     next_frame(page)
     page.keyboard.press("1")
     expect(page.locator("#message")).to_contain_text("kept saved")
+    go_to(page, "Settings")
+    page.locator("#settings-micro-batch input").first.fill("7")
+    page.locator("#settings-save").click()
+    expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 7")
     app.kill()
     expect(page.locator("#strip")).to_contain_text("does not answer")
     with running(workspace) as again:
@@ -263,6 +294,8 @@ def test_pulling_the_plug_loses_no_label(tmp_path, browser):
         expect(page.locator(".class-button")).to_have_text("1kept2")
         expect(page.locator("#strip")).to_contain_text("2 labels")
         assert labels_of(again) == {"kept": 2}
+        go_to(page, "Settings")
+        expect(page.locator("#settings-micro-batch input").first).to_have_value("7")
 
 
 def test_odd_class_names_are_shown_as_they_are(shared_app, browser):

@@ -147,7 +147,8 @@ def test_wrong_input_ends_with_2_and_a_line(
         code = end.code
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
-    assert complaint in said.err.splitlines()[-1]
+    (line,) = said.err.splitlines()
+    assert complaint in line
 
 
 def test_without_a_gpu_there_is_one_warning(exports: Path, images: Path):

@@ -1,17 +1,14 @@
 """Changing the model while frames come: nothing is lost, nothing leaks, and what fails is told once."""
 
-import json
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from pathlib import Path
 
 import pytest
-from device_parts import NAMES, frame_of, manifest_of, point_at, publish, tiny_model
+from device_parts import NAMES, frame_of, manifest_of, many_swaps, point_at, publish, tiny_model
 
 from export.errors import BadModel, Unavailable, WrongInput
 from export.hot_swap import HotSwap
@@ -20,7 +17,7 @@ from export.model import Classifier
 from export.model_source import Loading, LocalModels
 
 ROOT = Path(__file__).parent.parent
-SWAPS = int(os.environ.get("EDGE_HPCR_SWAPS", "50"))
+SWAPS = 50  # tests/device_bench.py does a thousand
 
 
 @pytest.fixture
@@ -310,56 +307,8 @@ def test_the_old_model_is_let_go(swap: HotSwap, exports: Path):
     assert old() is None
 
 
-MANY_SWAPS = """
-import json, sys, threading
-from pathlib import Path
-import numpy as np, psutil
-from export.hot_swap import HotSwap
-from export.model_source import Loading, LocalModels
-
-exports, swaps = Path(sys.argv[1]), int(sys.argv[2])
-texts = [(exports / f"latest{n}").read_bytes() for n in (1, 2)]
-swap = HotSwap(LocalModels(exports), Loading("cpu", 1), lambda text: None)
-swap.first()
-frame = np.zeros((480, 640, 3), np.uint8)
-stop = threading.Event()
-
-def classify():
-    while not stop.wait(0.005):
-        classifier = swap.classifier
-        images = classifier.prepare([frame])
-        classifier.predict_prepared(images)
-        swap.remember(images[0])
-
-thread = threading.Thread(target=classify)
-thread.start()
-resident = []
-for number in range(20 + swaps):
-    (exports / "next").write_bytes(texts[1 - number % 2])
-    (exports / "next").replace(exports / "latest.json")
-    assert swap.look()
-    resident.append(psutil.Process().memory_info().rss)
-stop.set()
-thread.join()
-print(json.dumps({"swaps": swap.swaps, "before": resident[19], "after": resident[-1]}))
-"""
-
-
 def test_many_swaps_do_not_fill_the_memory(exports: Path):
-    # EDGE_HPCR_SWAPS=1000 makes it the long run.
-    publish(exports, 2)
-    (exports / "latest2").write_bytes((exports / "latest.json").read_bytes())
-    point_at(exports, 1, (exports / "v000001" / "manifest.json").read_bytes())
-    (exports / "latest1").write_bytes((exports / "latest.json").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-c", MANY_SWAPS, str(exports), str(SWAPS)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    facts = many_swaps(exports, SWAPS)
     assert facts["swaps"] == 20 + SWAPS
     assert facts["after"] < 1.05 * facts["before"], facts
 

@@ -363,9 +363,10 @@ def test_make_test_installs_checks_and_then_tests(bare: Path):
 
 
 def test_make_bench_measures_the_step_the_models_the_app_and_the_endurance(bare: Path):
-    assert make("-n", "bench", at=bare).stdout.splitlines()[-4:] == [
+    assert make("-n", "bench", at=bare).stdout.splitlines()[-5:] == [
         ".venv/bin/python -m edge_hpcr speed --out results/speed.json",
         ".venv/bin/python -m export bench --out results/latency.json",
+        "PYTHONPATH=. .venv/bin/python tests/device_bench.py --out results/device.json",
         "PYTHONPATH=. .venv/bin/python tests/app_bench.py --out results/app.json",
         ".venv/bin/python -m edge_hpcr endure all --out results/endurance.json",
     ]

@@ -39,7 +39,7 @@ export class BrowserCamera {
     for (const track of this.media.getVideoTracks())
       track.addEventListener("ended", () => { this.stop(); this.report("the camera has gone: plug it in, then press the button again"); });
     this.canvas = document.createElement("canvas");
-    this.send();
+    this.send(this.media);
     return true;
   }
 
@@ -48,8 +48,9 @@ export class BrowserCamera {
     this.media = null;
   }
 
-  async send() {
-    if (!this.running) return;
+  /** For as long as this is the camera in use: after a stop and a start the frames before go no further. */
+  async send(media) {
+    if (this.media !== media) return;
     let pause = PAUSE_MS;
     try {
       const picture = await this.grab();
@@ -60,7 +61,7 @@ export class BrowserCamera {
     } catch {
       pause = RETRY_MS; // the program may just be starting again
     }
-    setTimeout(() => this.send(), pause);
+    setTimeout(() => this.send(media), pause);
   }
 
   grab() {

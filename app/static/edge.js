@@ -23,17 +23,26 @@ function showStrip(now) {
     make("span", {}, `held-out ${now.held_out.text}`),
     make("span", {}, now.model === null ? "no model published yet" : `model v${now.model}`),
   ];
-  const problem = now.problems[now.problems.length - 1];
-  if (problem) parts.push(make("span", { class: "problem", role: "alert", title: now.problems.join("\n") }, `⚠ ${problem} `,
-    make("button", { id: "settle", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "settle", problem }).catch(() => {}) }, "×")));
   const text = parts.map((part) => part.textContent).join("|") + share;
   if (strip.dataset.text === text) return;
   strip.dataset.text = text;
   strip.replaceChildren(...parts);
+  if (strip.nextElementSibling !== problems) strip.after(problems);
   // The text alone: Gradio uses its buttons again for other tabs on a narrow page, and must find its own text node there.
   const review = document.getElementById("tab-review-button");
   const label = [...(review?.childNodes ?? [])].find((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
   if (label) label.data = now.queue ? `Review ${now.queue}` : "Review";
+}
+
+// An element of its own, because the strip is made anew with every number that changes: a button there would lose its focus.
+const problems = make("div", { id: "problems", role: "alert" });
+
+function showProblem(now) {
+  const problem = now.problems[now.problems.length - 1] ?? "";
+  if (problems.dataset.problem === problem) return;
+  problems.dataset.problem = problem;
+  const read = make("button", { id: "settle", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "settle", problem }).catch((error) => console.error(error)) }, "×");
+  problems.replaceChildren(...(problem ? [`⚠ ${problem} `, read] : []));
 }
 
 function showLost() {
@@ -71,6 +80,6 @@ async function beat() {
   setTimeout(beat, pause);
 }
 
-state.listeners.push(showStrip);
+state.listeners.push(showStrip, showProblem);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) get("/edge/state").then(hear).catch(() => {}); });
 beat();

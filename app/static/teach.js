@@ -10,7 +10,7 @@ const KEY_HELP = [
   ["b (hold)", "label every frame as the last class, until you let go"],
   ["u", "undo the last action"],
   ["r", "redo it"],
-  ["?", "show or hide these keys"],
+  ["?", "show these keys"],
 ];
 
 export function mountTeach(place) {
@@ -53,7 +53,7 @@ class Teach {
     this.burstButton = tool("burst", "b burst", null, "hold down to label every frame as the last class");
     this.burstButton.addEventListener("pointerdown", () => this.beginBurst());
     for (const end of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) this.burstButton.addEventListener(end, () => this.endBurst());
-    this.burstButton.addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); this.beginBurst(); } });
+    this.burstButton.addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); if (!event.repeat) this.beginBurst(); } });
     this.place.replaceChildren(
       make("div", { class: "teach-columns" },
         make("section", { class: "teach-picture" },
@@ -206,6 +206,7 @@ class Teach {
   frames() { return this.shownFrame === null ? [] : [this.shownFrame]; }
 
   openNewClass() {
+    if (!this.newClass.hidden) { this.name.focus(); return; } // it is open already, with its picture and its name
     this.frozen = this.frames(); // what the person saw when they thought of the name
     this.heldBefore = Boolean(this.now?.frame?.held);
     this.newClass.hidden = false;
@@ -274,7 +275,7 @@ class Teach {
       n: () => this.openNewClass(), " ": () => this.toggleHold(), b: () => this.beginBurst(),
       u: () => this.perform({ do: "undo" }), r: () => this.perform({ do: "redo" }), "?": () => this.help.showModal(),
     };
-    if (event.key === " " && event.target.closest?.("button, summary, a")) return; // Space presses the focused control
+    if (event.key === " " && event.target.closest?.("button, summary, a, input")) return; // Space presses the focused control
     if (index < 0 && !actions[event.key]) return;
     event.preventDefault();
     if (event.repeat) return;

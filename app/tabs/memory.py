@@ -345,12 +345,16 @@ class Actions:
         return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
 
     @saying_errors
-    def wish_for(self, size: str, encoding: str) -> tuple[Any, Any, Any]:
-        return self._change(size, encoding, confirmed=False)
+    def wish_for(self, size: str, encoding: str) -> list[Any]:
+        return [*self._change(size, encoding, confirmed=False), [size, encoding]]
 
     @saying_errors
-    def confirm(self, size: str, encoding: str) -> tuple[Any, Any, Any]:
-        return self._change(size, encoding, confirmed=True)
+    def confirm(self, size: str, encoding: str) -> list[Any]:
+        return [*self._change(size, encoding, confirmed=True), [size, encoding]]
+
+    @saying_errors
+    def leave(self) -> list[Any]:
+        return [*self.current(), self.current()]
 
     def _change(self, size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
         """What to say, the forecast, and whether to ask."""
@@ -412,7 +416,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     timer.tick(actions.refresh, seen, [seen, facts], **quiet)
     tab.select(actions.refresh, seen, [seen, facts], **quiet)
     tab.select(actions.show_some, which, [which, pictures], **quiet)
-    opened = follow_when_shown(tab, [budget, codec], actions.current, quiet)
+    opened, known = follow_when_shown(tab, [budget, codec], actions.current, quiet)
     opened.then(actions.forecast, [budget, codec], [forecast, question], **quiet)
     which.input(actions.show_some, which, [which, pictures], **quiet)
     others.click(actions.show_others, which, [which, pictures], **quiet)
@@ -420,7 +424,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         [budget.change, codec.change], actions.forecast, [budget, codec], [forecast, question],
         trigger_mode="always_last", **quiet,
     )  # fmt: skip
-    use.click(actions.wish_for, [budget, codec], [done, forecast, question], **quiet)
-    sure.click(actions.confirm, [budget, codec], [done, forecast, question], **quiet)
-    leave.click(saying_errors(actions.current), None, [budget, codec], **quiet)
+    use.click(actions.wish_for, [budget, codec], [done, forecast, question, known], **quiet)
+    sure.click(actions.confirm, [budget, codec], [done, forecast, question, known], **quiet)
+    leave.click(actions.leave, None, [budget, codec, known], **quiet)
     tick_while_shown(tab, timer)

@@ -99,11 +99,12 @@ def publication_html(publication: Publication) -> str:
     return f'<p role="status" class="models-{publication.phase}">{escape(publication.text)}</p>'
 
 
-def periodic_text(seconds: int, status: PublisherStatus | None) -> str:
+def periodic_text(steps: int, seconds: int, status: PublisherStatus | None) -> str:
     """What the periodic publisher does, and why the last attempt published nothing."""
-    if seconds == 0 or status is None:
+    if not (steps or seconds) or status is None:
         return "Models are published by hand only."
-    parts = [f"Every {seconds:,} s, whenever there is something new."]
+    rhythm = " or ".join([f"{steps:,} steps"] * bool(steps) + [f"{seconds:,} s"] * bool(seconds))
+    parts = [f"Every {rhythm}, whenever there is something new."]
     parts.append({"publishing": "It is publishing now.", "failed": "It has stopped."}.get(status.phase, ""))
     if status.at is not None:
         parts.append(f"Last look {max(0, time.time() - status.at):.0f} s ago.")
@@ -189,8 +190,11 @@ class Actions:
         versions = self._models.versions()
         publication = self._models.publication
         publisher = self._studio.publisher
+        settings = self._studio.workspace.settings
         sentence = periodic_text(
-            self._studio.workspace.settings.publish_seconds, None if publisher is None else publisher.status()
+            settings.publish_steps,
+            settings.publish_seconds,
+            None if publisher is None else publisher.status(),
         )
         now = ",".join(f"{each.number}{'*' if each.counts else ''}" for each in versions)
         return [
@@ -304,10 +308,17 @@ def _choices(versions: list[Version]) -> list[Any]:
 def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HTML:
     settings = studio.workspace.settings
     with gr.Row():
+        steps = gr.Number(
+            settings.publish_steps,
+            label="Every so many steps of learning",
+            info="or seconds, whichever comes first; 0 and 0: by hand only. FP32 files only.",
+            elem_id="models-steps",
+            min_width=160,
+        )
         seconds = gr.Number(
             settings.publish_seconds,
             label="Every so many seconds",
-            info="0: by hand only. FP32 files only.",
+            info="whenever there is something new",
             elem_id="models-seconds",
             min_width=160,
         )
@@ -331,20 +342,29 @@ def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HT
 
     def load() -> list[Any]:
         now = studio.workspace.settings
-        return [now.publish_seconds, round(100 * now.publish_most_drop, 4), now.publish_keep]
+        return [
+            now.publish_steps,
+            now.publish_seconds,
+            round(100 * now.publish_most_drop, 4),
+            now.publish_keep,
+        ]
 
     @saying_errors
-    def save(every: float | None, points: float | None, kept: float | None) -> list[Any]:
+    def save(
+        learned: float | None, every: float | None, points: float | None, kept: float | None
+    ) -> list[Any]:
         studio.change_settings(
+            publish_steps=_whole(learned),
             publish_seconds=_whole(every),
             publish_most_drop=points / 100 if points is not None else None,
             publish_keep=_whole(kept),
         )
         gr.Info("Saved.")
-        return load()
+        return [*load(), load()]
 
-    save_button.click(save, [seconds, drop, keep], [seconds, drop, keep], **quiet)
-    follow_when_shown(tab, [seconds, drop, keep], load, quiet)
+    fields = [steps, seconds, drop, keep]
+    _, shown = follow_when_shown(tab, fields, load, quiet)
+    save_button.click(save, fields, [*fields, shown], **quiet)
     return sentence
 
 

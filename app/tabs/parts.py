@@ -37,10 +37,11 @@ def saying_errors(handler: Callable[P, R]) -> Callable[P, R]:
 
 def follow_when_shown(
     tab: gr.Tab, fields: list[Any], now: Callable[[], list[Any]], quiet: dict[str, Any]
-) -> Any:
+) -> tuple[Any, gr.State]:
     """
     Opening the tab shows what another page has changed meanwhile. A field that shows it already is left alone:
-    somebody may be typing in it by the time the answer comes.
+    somebody may be typing in it by the time the answer comes. Also returned is what the page was shown last, which
+    whoever saves the fields must bring up to date: a change back by another page would look like none otherwise.
     """
     shown = gr.State(now())
 
@@ -51,7 +52,7 @@ def follow_when_shown(
             values,
         ]
 
-    return tab.select(saying_errors(follow), shown, [*fields, shown], **quiet)
+    return tab.select(saying_errors(follow), shown, [*fields, shown], **quiet), shown
 
 
 def tick_while_shown(tab: gr.Tab, timer: gr.Timer) -> None:

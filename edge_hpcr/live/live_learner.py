@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -170,7 +171,7 @@ class LiveLearner:
 
     def settle(self, problem: str) -> None:
         """It is no more."""
-        if problem in self.problems:
+        with suppress(ValueError, IndexError):  # it was not there, or others report and settle meanwhile
             self.problems.remove(problem)
 
     def notify(self) -> None:

@@ -76,7 +76,12 @@ class Settings:
     source_labels: str = _setting(
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
-    publish_seconds: int = _setting(0, "seconds between two publications of the model by the app; 0: by hand")
+    publish_steps: int = _setting(
+        0, "steps of learning between two publications of the model by the app; 0: not by steps"
+    )
+    publish_seconds: int = _setting(
+        0, "seconds between two publications of the model by the app; 0: not by time"
+    )
     publish_most_drop: float = _setting(
         0.02, "held-out accuracy that a model may lose against the last and still be published", 0, 1
     )
