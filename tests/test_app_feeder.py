@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from browser_parts import wait_for
 
-from app.feeder import FRAMES_KEPT, Feeder
+from app.feeder import FRAMES_KEPT, STOOD_KEPT, Feeder
 from edge_hpcr.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
@@ -67,6 +67,10 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
     assert feeder.shown(first).number == first
     feeder.hold(False)
     assert feeder.newest().number == second
+    assert feeder.shown(first).number == first  # somebody may still be typing a name for it
+    for _ in range(STOOD_KEPT):
+        feeder.hold(True, show())
+        feeder.hold(False)
     with pytest.raises(UserError, match="no longer here"):
         feeder.shown(first)
     assert FRAMES_KEPT >= 100
