@@ -305,41 +305,23 @@ def _choices(versions: list[Version]) -> list[Any]:
     ]
 
 
-def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HTML:
-    settings = studio.workspace.settings
-    with gr.Row():
-        steps = gr.Number(
-            settings.publish_steps,
-            label="Every so many steps of learning",
-            info="or seconds, whichever comes first; 0 and 0: by hand only. FP32 files only.",
-            elem_id="models-steps",
-            min_width=160,
-        )
-        seconds = gr.Number(
-            settings.publish_seconds,
-            label="Every so many seconds",
-            info="whenever there is something new",
-            elem_id="models-seconds",
-            min_width=160,
-        )
-        drop = gr.Number(
-            round(100 * settings.publish_most_drop, 4),
-            label="Most loss, in points of accuracy",
-            info="a model that recognises fewer held-out samples than that is not published (not by hand either, unless you insist)",
-            elem_id="models-most-drop",
-            min_width=160,
-        )
-        keep = gr.Number(
-            settings.publish_keep,
-            label="Versions kept",
-            info="older ones are removed when a new one is published",
-            elem_id="models-keep",
-            min_width=160,
-        )
-    with gr.Row():
-        save_button = gr.Button("Save", elem_id="models-save-policy", scale=0, min_width=160)
-    sentence = gr.HTML("", elem_id="models-periodic-status", padding=False, apply_default_css=False)
+PERIODIC = (
+    (
+        "steps",
+        "Every so many steps of learning",
+        "or seconds, whichever comes first; 0 and 0: by hand only. FP32 files only.",
+    ),
+    ("seconds", "Every so many seconds", "whenever there is something new"),
+    (
+        "most-drop",
+        "Most loss, in points of accuracy",
+        "a model that recognises fewer held-out samples than that is not published (not by hand either, unless you insist)",
+    ),
+    ("keep", "Versions kept", "older ones are removed when a new one is published"),
+)
 
+
+def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HTML:
     def load() -> list[Any]:
         now = studio.workspace.settings
         return [
@@ -348,6 +330,15 @@ def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HT
             round(100 * now.publish_most_drop, 4),
             now.publish_keep,
         ]
+
+    with gr.Row():
+        fields = [
+            gr.Number(value, label=label, info=info, elem_id=f"models-{name}", min_width=160)
+            for value, (name, label, info) in zip(load(), PERIODIC, strict=True)
+        ]
+    with gr.Row():
+        save_button = gr.Button("Save", elem_id="models-save-policy", scale=0, min_width=160)
+    sentence = gr.HTML("", elem_id="models-periodic-status", padding=False, apply_default_css=False)
 
     @saying_errors
     def save(
@@ -362,7 +353,6 @@ def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HT
         gr.Info("Saved.")
         return [*load(), load()]
 
-    fields = [steps, seconds, drop, keep]
     _, shown = follow_when_shown(tab, fields, load, quiet)
     save_button.click(save, fields, [*fields, shown], **quiet)
     return sentence
