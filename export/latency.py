@@ -10,10 +10,7 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +21,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import onnx
 import onnxruntime
@@ -40,6 +36,7 @@ from edge_hpcr.learner import Learner, LearnerConfig
 from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.network import Network
 from edge_hpcr.speed_parts import quartiles, seconds
+from export.device_process import first_answer, memory
 from export.hot_swap import HotSwap
 from export.manifest import ClassLabel
 from export.model import Classifier
@@ -59,7 +56,6 @@ GOAL_SIZE = 32  # pixels, at which the goals are set
 CLASSES = 10
 CONTESTANTS = ("torch", "onnx", "int8")
 TURN_SECONDS = 0.1
-ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -325,64 +321,10 @@ def _device(exports: Path, plan: Plan) -> dict[str, Any]:
     return {
         "load_ms": quartiles(np.array(loads) * 1e3),
         "swap_ms": quartiles(np.array(swaps) * 1e3),
-        "first_answer_seconds": [round(_first_answer(exports), 3) for _ in range(plan.repeats)],
+        "first_answer_seconds": [round(first_answer(exports), 3) for _ in range(plan.repeats)],
         "late_frames": swap_delay(exports, 2 * plan.repeats),
-        "memory_bytes": _memory(exports),
+        "memory_bytes": memory(exports),
     }
-
-
-def _first_answer(exports: Path) -> float:
-    """From the start of the runtime's command to its first line, of a picture in a folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        cv2.imwrite(str(Path(folder, "one.png")), np.zeros((480, 640, 3), np.uint8))
-        command = [
-            sys.executable,
-            "-m",
-            "export.runtime",
-            "--models",
-            str(exports.resolve()),
-            "--source",
-            folder,
-        ]
-        begun = time.monotonic()
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as runtime:
-            line = runtime.stdout.readline() if runtime.stdout else b""
-            took = time.monotonic() - begun
-    if not line.startswith(b'{"frame"'):
-        raise RuntimeError("the runtime gave no answer")
-    return took
-
-
-_MEMORY = """
-import json, sys
-import psutil
-own = psutil.Process()
-import cv2, numpy, onnxruntime
-from export.model import Classifier
-held = {"imports": own.memory_info().rss}
-classifier = Classifier.load(sys.argv[1], "cpu", 1)
-held["loaded"] = own.memory_info().rss
-frame = numpy.zeros((480, 640, 3), numpy.uint8)
-for _ in range(20):
-    classifier.predict([frame])
-held["predicting"] = own.memory_info().rss
-print(json.dumps(held))
-"""
-
-
-def _memory(exports: Path) -> dict[str, int]:
-    """Resident bytes of a process that imports what a device has, loads the model, and predicts."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(exports.resolve())],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    held: dict[str, int] = json.loads(ended.stdout)
-    return held
 
 
 def goals(

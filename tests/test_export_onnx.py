@@ -170,7 +170,8 @@ def test_of_two_classes_that_are_equally_near_either_is_the_same_answer(tmp_path
     twins[1] = twins[0]
     snapshot = replace(snapshot, state={**snapshot.state, "proxies": twins})
     template = load_template(first().folder / "template", snapshot)
-    finish(fill(template, snapshot), snapshot, tmp_path / "model.onnx", version=1)
+    exported = finish(fill(template, snapshot), snapshot, tmp_path / "model.onnx", version=1)
+    assert exported.parity.same_answer == exported.parity.images > 0
 
 
 def test_the_deployed_module_is_the_network_and_leaves_it_as_it_was():

@@ -1,5 +1,5 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
-import { KEYS, act, confirmed, isForTab, isShown, make } from "./common.js";
+import { KEYS, act, confirmed, isForTab, isShown, make, tell } from "./common.js";
 
 export function mountClasses(place) {
   const page = new Classes(place);
@@ -45,10 +45,7 @@ class Classes {
       this.message, this.empty, this.table);
   }
 
-  say(text, wrong = false) {
-    this.message.textContent = text;
-    this.message.classList.toggle("warning", wrong);
-  }
+  say(text, wrong) { tell(this.message, text, wrong); }
 
   // Showing the state --------------------------------------------------------------------------------------------------
 

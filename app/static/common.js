@@ -23,6 +23,12 @@ export function isForTab(event, place) {
   return !event.target.closest?.("input:not([type=checkbox], [type=color]), select, textarea, [contenteditable]");
 }
 
+/** A sentence in its place on a tab. */
+export function tell(element, text, wrong = false) {
+  element.textContent = text;
+  element.classList.toggle("warning", wrong);
+}
+
 export const percent = (share) => `${Math.round(100 * share)} %`;
 
 export function bytes(size) {

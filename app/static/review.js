@@ -1,5 +1,5 @@
 // The Review tab: the queue and the labelled samples as a grid, several labelled at once, import and export.
-import { KEYS, act, get, isForTab, isShown, make } from "./common.js";
+import { KEYS, act, get, isForTab, isShown, make, tell } from "./common.js";
 import { Transfer } from "./transfer.js";
 
 const RELOAD_MS = 1000; // between two reloads because something changed elsewhere
@@ -68,10 +68,7 @@ class Review {
     this.showSelection();
   }
 
-  say(text, wrong = false) {
-    this.message.textContent = text;
-    this.message.classList.toggle("warning", wrong);
-  }
+  say(text, wrong) { tell(this.message, text, wrong); }
 
   // Staying in step ----------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 // The Teach tab: the current frame, what the learner thinks of it, a button and a key for every class.
-import { KEYS, act, isForTab, isShown, make, percent, state } from "./common.js";
+import { KEYS, act, isForTab, isShown, make, percent, state, tell } from "./common.js";
 import { BrowserCamera } from "./camera.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
@@ -178,8 +178,7 @@ class Teach {
   }
 
   say(text, bad = false) {
-    this.message.textContent = text ? `${bad ? "⚠" : "✓"} ${text}` : "";
-    this.message.classList.toggle("warning", bad);
+    tell(this.message, text ? `${bad ? "⚠" : "✓"} ${text}` : "", bad);
   }
 
   // Doing --------------------------------------------------------------------------------------------------------------
