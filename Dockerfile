@@ -33,7 +33,7 @@ ENV XDG_CACHE_HOME=/cache
 VOLUME /cache
 # A frame that was answered is the only sign of life that counts; a camera is given a minute to come back.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
-    CMD ["python", "-m", "export.heartbeat", "/tmp/heartbeat"]
+    CMD ["python", "-m", "export.device.heartbeat", "/tmp/heartbeat"]
 ENTRYPOINT ["python", "-m", "export.runtime", "--heartbeat", "/tmp/heartbeat"]
 CMD ["--models", "/models", "--source", "0", "--wait"]
 

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 from app.security import ENVIRONMENT, Credentials, read_credentials, refuse_open_address
-from edge_hpcr.cli import OneLineParser
-from edge_hpcr.errors import UserError
+from edge_hpcr.commands.cli import OneLineParser
+from edge_hpcr.common.errors import UserError
 
 EXAMPLES = f"""\
 examples:

@@ -30,13 +30,14 @@ import psutil
 
 import edge_hpcr
 from app.bench_view import RunView, averages, finished, group_of
-from edge_hpcr import checkpoint, data, methods
-from edge_hpcr.bench import RunConfig
-from edge_hpcr.bench_command import configure
-from edge_hpcr.cli import make_parser
-from edge_hpcr.errors import UserError, one_of
-from edge_hpcr.report_command import read_result
-from edge_hpcr.units import parse_bytes
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.run import RunConfig
+from edge_hpcr.commands.bench import configure
+from edge_hpcr.commands.cli import make_parser
+from edge_hpcr.commands.report import read_result
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.units import parse_bytes
+from edge_hpcr.learner import checkpoint, methods
 
 LOG = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,199}")
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """A benchmark as a person asks for it; one run a seed."""
 
     dataset: str = "digits"
@@ -131,14 +132,14 @@ class BenchRuns:
 
     # What a person asks for -------------------------------------------------------------------------------------------
 
-    def start(self, wish: Wish) -> list[str]:
-        """Start or queue the wished runs; returns their names. One that is finished is not run again."""
-        self.check_data(wish.dataset)
-        configs = {seed: _config(wish.options(seed)) for seed in range(wish.seeds)}
+    def start(self, request: Request) -> list[str]:
+        """Start or queue the requested runs; returns their names. One that is finished is not run again."""
+        self.check_data(request.dataset)
+        configs = {seed: _config(request.options(seed)) for seed in range(request.seeds)}
         with self._lock:
             states = {view.name: view.state for view in self.runs()}
             fresh = {
-                config.name: wish.options(seed)
+                config.name: request.options(seed)
                 for seed, config in configs.items()
                 if states.get(config.name) not in ("finished", "running", "waiting", "stopping")
             }

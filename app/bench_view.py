@@ -7,9 +7,10 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge_hpcr import methods, metrics
-from edge_hpcr.bench import RunConfig
-from edge_hpcr.report import Estimate, Group
+from edge_hpcr.bench import metrics
+from edge_hpcr.bench.report import Estimate, Group
+from edge_hpcr.bench.run import RunConfig
+from edge_hpcr.learner import methods
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from edge_hpcr.streams import Frame, Stream, StreamState
-from edge_hpcr.streams.contract import size_of
-from edge_hpcr.streams.newest import NewestFrame
+from edge_hpcr.stream import Frame, Stream, StreamState
+from edge_hpcr.stream.contract import size_of
+from edge_hpcr.stream.newest import NewestFrame
 
 SPEC = "browser"  # what a person chooses as the source
 STALLED_SECONDS = 3.0

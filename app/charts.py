@@ -17,7 +17,7 @@ Point = tuple[float, float]
 # The unit is a pixel when the chart is 420 pixels wide; text of 13 is still read at a phone's 300.
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 12, 46
-MARKS_A_LINE = 8
+MARKS_PER_LINE = 8
 DASHES = ("", "7 4", "2 4", "10 4 2 4")
 SHAPES = ("circle", "square", "triangle", "diamond", "cross")  # five, and fourteen colours: 70 classes differ
 MOST_NAMED_STARS = 14
@@ -300,7 +300,7 @@ def _line(frame: _Frame, series: Series, points: list[Point], index: int, percen
     places = [frame.at(point) for point in points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     dash = f' stroke-dasharray="{DASHES[index % len(DASHES)]}"' if DASHES[index % len(DASHES)] else ""
-    step = max(1, -(-len(points) // MARKS_A_LINE))
+    step = max(1, -(-len(points) // MARKS_PER_LINE))
     marks = []
     for place, point in zip(places[::-1][::step], points[::-1][::step], strict=True):
         said = f"{series.name}: {_number(point[1], percent)} at {_number(point[0], False)}"

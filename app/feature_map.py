@@ -13,7 +13,7 @@ import numpy as np
 
 from app.charts import Group, Star, empty, scatter
 from app.studio import Studio
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.measuring import held_out_ids
 

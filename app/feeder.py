@@ -19,24 +19,24 @@ import numpy as np
 
 from app.browser_camera import SPEC as BROWSER
 from app.browser_camera import BrowserCamera
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.intake import Intake
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.streams import EndOfStream, Frame, Stream, open_stream
+from edge_hpcr.stream import EndOfStream, Frame, Stream, open_stream
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
 
 LOG = logging.getLogger(__name__)
 
 FRAMES_KEPT = 100  # ten seconds: longer than a burst may be
-STOOD_KEPT = 8  # of those that were held still
+RECENTLY_HELD_KEPT = 8  # of those that were held still
 FRAME_SECONDS = (
     0.1  # between two frames of a source: more than ten a second help nobody, and cost the learner time
 )
 READ_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 0.4  # of a picture that stands still, since the learner changes
-STILLS_A_SECOND = 1.0  # of a folder, or the digits
+STILLS_PER_SECOND = 1.0  # of a folder, or the digits
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class Feeder:
         self._newest: Shown | None = None
         self._held: Shown | None = None
         # Somebody may be typing a name for one of them, while somebody else lets the picture go on.
-        self._stood: deque[Shown] = deque(maxlen=STOOD_KEPT)
+        self._recently_held: deque[Shown] = deque(maxlen=RECENTLY_HELD_KEPT)
         # Not from 1: a page that outlives a restart must not mean another picture by an old number.
         self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._asked_at = 0.0
@@ -115,7 +115,7 @@ class Feeder:
             return BrowserCamera()
         # Slow enough to find the key; what brings its own labels may hurry.
         slow = labels == "none" and (spec == "digits" or _is_folder(spec))
-        return open_stream(spec, labels, self.workspace.quarantine, STILLS_A_SECOND if slow else None)
+        return open_stream(spec, labels, self.workspace.quarantine, STILLS_PER_SECOND if slow else None)
 
     def newest(self) -> Shown | None:
         """What the pages show."""
@@ -126,7 +126,7 @@ class Feeder:
         return self._held is not None
 
     def find(self, number: int) -> Shown | None:
-        kept = (shown for shown in tuple(self._stood) if shown.number == number)
+        kept = (shown for shown in tuple(self._recently_held) if shown.number == number)
         return self._shown.get(number) or next(kept, None)
 
     def shown(self, number: int) -> Shown:
@@ -142,7 +142,7 @@ class Feeder:
         else:
             self._held = self._newest if number is None else self.shown(number)
             if self._held is not None:
-                self._stood.append(self._held)
+                self._recently_held.append(self._held)
 
     # The feeding thread -----------------------------------------------------------------------------------------------
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.images import decode_image, read_bytes
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
-from export.errors import BadModel
-from export.manifest import Manifest, ModelFile, read_manifest
-from export.model import Classifier, Result
-from export.policy import Policy, Refused
-from export.publish import TEMPLATE, Published, publish, unchanged
-from export.snapshot import snapshot_of
-from export.versions import folder_name, latest_or_none, roll_to, rolled_back, versions
+from edge_hpcr.stream.decode import decode_image, read_bytes
+from export.device.errors import BadModel
+from export.device.manifest import Manifest, ModelFile, read_manifest
+from export.device.model import Classifier, Result
+from export.publish.policy import Policy, Refused
+from export.publish.publish import TEMPLATE, Published, publish, unchanged
+from export.publish.snapshot import snapshot_of
+from export.publish.versions import folder_name, latest_or_none, roll_to, rolled_back, versions
 
 LOG = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Version:
     """A published version, as the page shows it."""
 
     manifest: Manifest
-    counts: bool  # devices use this one
+    current: bool  # devices use this one
     rolled_back_from: bool
 
     @property
@@ -111,9 +111,9 @@ class Models:
 
     def versions(self) -> list[Version]:
         """The newest first."""
-        counts, source = latest_or_none(self.exports), rolled_back(self.exports)
+        current, source = latest_or_none(self.exports), rolled_back(self.exports)
         return [
-            Version(manifest, manifest.version == counts, manifest.version == source)
+            Version(manifest, manifest.version == current, manifest.version == source)
             for manifest in reversed(versions(self.exports))
         ]
 
@@ -122,7 +122,7 @@ class Models:
         try:
             return roll_to(self.exports, version)
         except BadModel as error:  # latest.json is damaged
-            raise UserError(f"cannot change the version that counts: {error}; publish a new one") from None
+            raise UserError(f"cannot change the current version: {error}; publish a new one") from None
 
     # Publishing -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,9 @@ class Models:
 def _told(published: Published) -> str:
     manifest = published.manifest
     how = "its network was traced" if published.traced else "new weights in the known graph"
-    parts = [f"Version {manifest.version} is published and counts now: {how}, {published.seconds:.1f} s."]
+    parts = [
+        f"Version {manifest.version} is published and now the current one: {how}, {published.seconds:.1f} s."
+    ]
     parts += [f"There is no {name} variant: {reason}." for name, reason in manifest.missing_variants.items()]
     parts += [f"Note: {note}." for note in published.notes]
     return " ".join(parts)

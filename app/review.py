@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from app.studio import Studio
-from edge_hpcr.errors import UserError, one_of
-from edge_hpcr.label_queue import UNKNOWN, rank
+from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.live.suspicious import Suspicion
 from edge_hpcr.workspace.database import as_user_errors, open_read_only
+from edge_hpcr.workspace.label_queue import UNKNOWN, rank
 from edge_hpcr.workspace.records import SampleRow
 from edge_hpcr.workspace.tables import COLUMNS, IDS, to_sample_row
 

@@ -22,10 +22,10 @@ from starlette.routing import Route
 
 from app import review
 from app.studio import Done, Studio
-from edge_hpcr.errors import UserError
-from edge_hpcr.images import decode_image
-from export.manifest import MANIFEST
-from export.versions import folder_name, versions
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.decode import decode_image
+from export.device.manifest import MANIFEST
+from export.publish.versions import folder_name, versions
 
 LOG = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class Answers:
         return JSONResponse({"wanted": self._studio.push_browser_frame(image)})
 
     async def act(self, request: Request) -> Response:
-        wish = _parsed(await _body(request, LARGEST_ACTION))
-        done = await run_in_threadpool(perform, self._studio, wish)
+        action = _parsed(await _body(request, LARGEST_ACTION))
+        done = await run_in_threadpool(perform, self._studio, action)
         # Fresh, or a page would show what was before its own action.
         now = await run_in_threadpool(self._studio.state, fresh=True)
         return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)
@@ -184,60 +184,60 @@ async def _body(request: Request, most: int) -> bytes:
 
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
-        wish = json.loads(body)
+        action = json.loads(body)
     except ValueError as error:
         raise UserError("the request is not JSON") from error
-    if not isinstance(wish, dict) or not isinstance(wish.get("do"), str):
+    if not isinstance(action, dict) or not isinstance(action.get("do"), str):
         raise UserError('the request must be an object like {"do": "undo"}')
-    return wish
+    return action
 
 
-def perform(studio: Studio, wish: dict[str, Any]) -> Done:
+def perform(studio: Studio, action: dict[str, Any]) -> Done:
     """One action of a person's, by its name."""
     actions: dict[str, Callable[[], Done]] = {
-        "label": lambda: studio.label_frames(_ids(wish, "frames"), _id(wish, "class")),
-        "new_class": lambda: studio.new_class(_text(wish, "name"), _ids(wish, "frames")),
+        "label": lambda: studio.label_frames(_ids(action, "frames"), _id(action, "class")),
+        "new_class": lambda: studio.new_class(_text(action, "name"), _ids(action, "frames")),
         "undo": studio.undo,
         "redo": studio.redo,
-        "settle": lambda: studio.settle(_text(wish, "problem")),
+        "clear_problem": lambda: studio.clear_problem(_text(action, "problem")),
         "hold": lambda: studio.hold(
-            wish.get("held") is True, _id(wish, "frame") if "frame" in wish else None
+            action.get("held") is True, _id(action, "frame") if "frame" in action else None
         ),
-        "source": lambda: studio.use_source(_text(wish, "source"), _text(wish, "labels", "none")),
-        "label_samples": lambda: studio.label_samples(_ids(wish, "samples"), _id(wish, "class")),
-        "label_samples_as": lambda: studio.label_samples_as(_ids(wish, "samples"), _text(wish, "name")),
-        "dismiss": lambda: studio.dismiss(_ids(wish, "samples")),
-        "delete_samples": lambda: studio.delete_samples(_ids(wish, "samples")),
-        "create_class": lambda: studio.create_class(_text(wish, "name")),
-        "rename_class": lambda: studio.rename_class(_id(wish, "class"), _text(wish, "name")),
-        "recolour_class": lambda: studio.recolour_class(_id(wish, "class"), _text(wish, "colour")),
-        "merge_classes": lambda: studio.merge_classes(_id(wish, "class"), _id(wish, "into")),
-        "delete_class": lambda: studio.delete_class(_id(wish, "class")),
-        "import": lambda: studio.import_folder(_text(wish, "path")),
+        "source": lambda: studio.use_source(_text(action, "source"), _text(action, "labels", "none")),
+        "label_samples": lambda: studio.label_samples(_ids(action, "samples"), _id(action, "class")),
+        "label_samples_as": lambda: studio.label_samples_as(_ids(action, "samples"), _text(action, "name")),
+        "dismiss": lambda: studio.dismiss(_ids(action, "samples")),
+        "delete_samples": lambda: studio.delete_samples(_ids(action, "samples")),
+        "create_class": lambda: studio.create_class(_text(action, "name")),
+        "rename_class": lambda: studio.rename_class(_id(action, "class"), _text(action, "name")),
+        "recolour_class": lambda: studio.recolour_class(_id(action, "class"), _text(action, "colour")),
+        "merge_classes": lambda: studio.merge_classes(_id(action, "class"), _id(action, "into")),
+        "delete_class": lambda: studio.delete_class(_id(action, "class")),
+        "import": lambda: studio.import_folder(_text(action, "path")),
         "export": studio.export_samples,
         "cancel_transfer": studio.cancel_transfer,
     }
-    if wish["do"] not in actions:
-        raise UserError(f"unknown action {wish['do'][:40]!r}: choose one of {', '.join(actions)}")
-    return actions[wish["do"]]()
+    if action["do"] not in actions:
+        raise UserError(f"unknown action {action['do'][:40]!r}: choose one of {', '.join(actions)}")
+    return actions[action["do"]]()
 
 
-def _id(wish: dict[str, Any], key: str) -> int:
-    value = wish.get(key)
+def _id(action: dict[str, Any], key: str) -> int:
+    value = action.get(key)
     if type(value) is not int or not 0 < value < 2**53:
         raise UserError(f"the request's {key!r} must be a whole number")
     return value
 
 
-def _ids(wish: dict[str, Any], key: str) -> list[int]:
-    values = wish.get(key, [])
+def _ids(action: dict[str, Any], key: str) -> list[int]:
+    values = action.get(key, [])
     if not isinstance(values, list) or len(values) > MOST_IDS:
         raise UserError(f"the request's {key!r} must be a list of at most {MOST_IDS} whole numbers")
     return [_id({key: value}, key) for value in values]
 
 
-def _text(wish: dict[str, Any], key: str, default: str | None = None) -> str:
-    value = wish.get(key, default)
+def _text(action: dict[str, Any], key: str, default: str | None = None) -> str:
+    value = action.get(key, default)
     if not isinstance(value, str) or len(value) > 2000:
         raise UserError(f"the request's {key!r} must be a text")
     return value

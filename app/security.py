@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 ENVIRONMENT = "EDGE_HPCR_AUTH"

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from app.security import Credentials, Guard
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)

@@ -18,18 +18,18 @@ from app.feeder import Feeder, Shown
 from app.palette import colour_of
 from app.published import Models
 from app.transfers import Transfers
-from edge_hpcr.errors import UserError
-from edge_hpcr.gate import perceptual_hash
-from edge_hpcr.learner import resolve_device
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.live_learner import Learned, LiveLearner
 from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
+from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
-from export.policy import Policy
-from export.publisher import Publisher
-from export.versions import latest_or_none
+from export.publish.policy import Policy
+from export.publish.publisher import Publisher
+from export.publish.versions import latest_or_none
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -182,9 +182,9 @@ class Studio:
         samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
         return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
 
-    def settle(self, problem: str) -> Done:
+    def clear_problem(self, problem: str) -> Done:
         """Somebody has read it; it is shown again when it happens again."""
-        self.live.settle(problem)
+        self.live.clear_problem(problem)
         return Done("no longer shown", None, None)
 
     # Samples and classes ----------------------------------------------------------------------------------------------

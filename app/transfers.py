@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.transfer import Exported, Imported, export_samples, import_samples

@@ -1,6 +1,6 @@
 import sys
 
-from edge_hpcr.cli import main
+from edge_hpcr.commands.cli import main
 
 # The benchmark's spawned processes import this file again.
 if __name__ == "__main__":

@@ -14,18 +14,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edge_hpcr import __version__
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import accuracy_text
-from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.layout import Layout
-from export import serve
-from export.errors import BadModel, OneLineParser, WrongInput
-from export.manifest import Manifest
-from export.policy import Policy, Refused
-from export.versions import latest_version, rollback, rollforward, versions
+from export.device.errors import BadModel, OneLineParser, WrongInput
+from export.device.manifest import Manifest
+from export.publish import serve
+from export.publish.policy import Policy, Refused
+from export.publish.versions import latest_version, rollback, rollforward, versions
 
 if TYPE_CHECKING:
-    from export.publish import Published
+    from export.publish.publish import Published
 
 EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ in parts/exports; devices change to a new one while they run. `python -m export 
 """
 PUBLISH = """\
 Publish the newest checkpoint as an ONNX model that describes itself. It is refused, with the reason, when it does not
-answer as the network does, or when it recognises clearly fewer held-out samples than the version that counts now.
+answer as the network does, or when it recognises clearly fewer held-out samples than the current version.
 The first version takes a while, because the network is traced; later ones take about a second.
 """
 LONGEST_WAIT = 366 * 86_400.0  # seconds
@@ -73,7 +73,7 @@ def make_parser(command: str) -> argparse.ArgumentParser:
         added.set_defaults(func=run)
     serve.add_parser(commands)
     if command == "bench":
-        from export import latency  # torch takes seconds
+        from benchmarks import latency  # torch takes seconds
 
         latency.add_parser(commands)
     else:
@@ -143,8 +143,8 @@ def _policy(arguments: argparse.Namespace) -> Policy:
 
 
 def _publish_once(arguments: argparse.Namespace, exports: Path, policy: Policy) -> None:
-    from export.publish import publish, unchanged  # torch takes seconds, and nothing else needs it
-    from export.snapshot import snapshot_of_workspace
+    from export.publish.publish import publish, unchanged  # torch takes seconds, and nothing else needs it
+    from export.publish.snapshot import snapshot_of_workspace
 
     snapshot = snapshot_of_workspace(arguments.workspace)
     variants = [name for name in ("int8", "fp16") if getattr(arguments, name)]
@@ -261,7 +261,7 @@ def _moved(arguments: argparse.Namespace, move: Callable[[], Manifest]) -> int:
     if arguments.json:
         print(json.dumps({"latest": manifest.version}))
     else:
-        print(f"version {manifest.version} counts now: {_summary(manifest)}")
+        print(f"version {manifest.version} is current: {_summary(manifest)}")
     return 0
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from edge_hpcr.data import Dataset, load
-from edge_hpcr.learner import Learner, LearnerConfig
-from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.bench.datasets import Dataset, load
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from export.manifest import Latest
+from export.device.manifest import Latest
 
 SIZE = 16
 # The mean colour of a frame is its feature, and a class is a colour: what the model must say of a frame is plain.

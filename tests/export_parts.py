@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_hpcr.data import load
-from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.bench.datasets import load
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.workspace.folder import Workspace
-from export.manifest import ClassLabel
-from export.publish import TEMPLATE
-from export.republish import FILE, save_template
-from export.snapshot import HeldOutSamples, Snapshot, snapshot_of_learner
-from export.to_onnx import Exported, export_full
+from export.device.manifest import ClassLabel
+from export.publish.publish import TEMPLATE
+from export.publish.republish import FILE, save_template
+from export.publish.snapshot import HeldOutSamples, Snapshot, snapshot_of_learner
+from export.publish.to_onnx import Exported, export_full
 
 HELD_OUT = 60
 CALIBRATION = Calibration(temperature=1.3, unknown_below=0.4, samples=HELD_OUT)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr.memory import MemoryConfig, Replay, ReplayMemory
+from edge_hpcr.learner.memory import MemoryConfig, Replay, ReplayMemory
 
 SHAPE = (8, 8, 3)
 FEATURES = 5

@@ -11,16 +11,16 @@ import psutil
 import pytest
 
 from app import bench_runs
-from app.bench_runs import BenchRuns, Wish
-from edge_hpcr.bench import Interrupted, Run, make_config
-from edge_hpcr.errors import UserError
-from edge_hpcr.memory import MemoryConfig
+from app.bench_runs import BenchRuns, Request
+from edge_hpcr.bench.run import Interrupted, Run, make_config
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.verify import verify_workspace
 
 PATIENCE = 300.0  # the runs have a low priority, and other tests may want the machine
-QUICK = Wish(limit=20, size="20KB")
+QUICK = Request(limit=20, size="20KB")
 NAME = "digits-hpcr-20000B-limit20-seed0"
 
 
@@ -75,7 +75,7 @@ def test_a_run_goes_to_its_end_at_low_priority_and_its_result_can_be_fetched(run
 
 def test_a_run_that_was_cancelled_saves_itself_and_continues_while_another_waits_its_turn(runs):
     one = runs()
-    whole = Wish(seeds=2)
+    whole = Request(seeds=2)
     first, second = one.start(whole)
     until(lambda: (one.folder / f"{first}.progress").exists())
     assert state(one, first) == "running" and state(one, second) == "waiting"
@@ -103,9 +103,9 @@ def test_a_run_that_was_cancelled_saves_itself_and_continues_while_another_waits
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from app.bench_runs import BenchRuns, Wish
+from app.bench_runs import BenchRuns, Request
 folder = Path(sys.argv[1])
-(name,) = BenchRuns(folder).start(Wish())
+(name,) = BenchRuns(folder).start(Request())
 while not (folder / f"{name}.progress").exists():
     time.sleep(0.02)
 print(name, flush=True)
@@ -145,7 +145,7 @@ def test_a_run_that_is_killed_from_outside_is_called_failed_and_can_be_continued
 
 def test_what_the_command_refuses_is_said_as_its_sentence(runs):
     one = runs()
-    (name,) = one.start(Wish(size="500", limit=20))
+    (name,) = one.start(Request(size="500", limit=20))
     until(lambda: state(one, name) == "failed")
     (view,) = one.runs()
     assert "cannot hold one sample" in view.problem and "Traceback" not in view.problem
@@ -154,7 +154,7 @@ def test_what_the_command_refuses_is_said_as_its_sentence(runs):
 def test_missing_data_are_answered_with_the_command_that_fetches_them(runs, tmp_path):
     one = runs(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"python -m edge_hpcr data get cifar10 --root .*nothing"):
-        one.start(Wish("cifar10", kind="samples", size="200"))
+        one.start(Request("cifar10", kind="samples", size="200"))
     with pytest.raises(UserError, match="--source folder --folder DIR"):
         one.check_data("mini_imagenet")
     assert one.runs() == [] and one.has_data("digits")
@@ -163,7 +163,7 @@ def test_missing_data_are_answered_with_the_command_that_fetches_them(runs, tmp_
 def test_the_papers_value_stands_beside_a_run_of_its_setting_before_the_run_has_ended(runs):
     one = runs()
     one.folder.mkdir()
-    options = Wish("cifar10", kind="samples", size="200").options(0)
+    options = Request("cifar10", kind="samples", size="200").options(0)
     asked = {"options": options, "at": 1.0}
     (one.folder / "cifar10-hpcr-200-seed0.asked").write_text(json.dumps(asked))
     (view,) = one.runs()
@@ -186,7 +186,7 @@ def test_the_papers_value_stands_beside_a_run_of_its_setting_before_the_run_has_
 )
 def test_a_wish_that_makes_no_sense_is_refused_in_a_sentence(values, message):
     with pytest.raises(UserError, match=message):
-        Wish(**values)
+        Request(**values)
 
 
 def test_only_results_can_be_fetched_and_only_runs_can_be_named(runs, tmp_path):

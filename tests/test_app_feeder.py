@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from browser_parts import wait_for
 
-from app.feeder import FRAMES_KEPT, STOOD_KEPT, Feeder
-from edge_hpcr.errors import UserError
+from app.feeder import FRAMES_KEPT, RECENTLY_HELD_KEPT, Feeder
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 
@@ -68,7 +68,7 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
     feeder.hold(False)
     assert feeder.newest().number == second
     assert feeder.shown(first).number == first  # somebody may still be typing a name for it
-    for _ in range(STOOD_KEPT):
+    for _ in range(RECENTLY_HELD_KEPT):
         feeder.hold(True, show())
         feeder.hold(False)
     with pytest.raises(UserError, match="no longer here"):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from app.studio import Studio
 from app.tabs import memory as tab
 from app.tabs.accuracy import ClassLook, looks
-from edge_hpcr.codec import CODECS
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.codec import CODECS
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.settings import Settings
@@ -238,12 +238,12 @@ def test_every_encoding_stands_beside_the_chosen_one(looked_at):
 @pytest.mark.parametrize("budget", ["", "much", "0", "-1MB", "9999999 GB", None])
 def test_a_budget_that_cannot_be_is_refused_with_a_sentence(budget):
     with pytest.raises(UserError):
-        tab.parse_wish(budget, "raw")
+        tab.parse_request(budget, "raw")
 
 
 def test_an_unknown_encoding_is_refused():
     with pytest.raises(UserError, match="bmp"):
-        tab.parse_wish("1MB", "bmp")
+        tab.parse_request("1MB", "bmp")
 
 
 # Changing it

@@ -15,12 +15,12 @@ from PIL import Image
 from app import published
 from app.published import Latency, Models, read_upload
 from app.tabs import models as tab
-from edge_hpcr.errors import UserError
-from export.policy import Policy
-from export.publish import TEMPLATE, publish
-from export.publisher import PublisherStatus
-from export.snapshot import snapshot_of
-from export.versions import latest_version, roll_to, rolled_back
+from edge_hpcr.common.errors import UserError
+from export.publish.policy import Policy
+from export.publish.publish import TEMPLATE, publish
+from export.publish.publisher import PublisherStatus
+from export.publish.snapshot import snapshot_of
+from export.publish.versions import latest_version, roll_to, rolled_back
 
 PATIENCE = 120.0
 
@@ -55,12 +55,12 @@ def test_a_version_is_published_by_hand_measured_and_shown(taught):
     publication = finished(models)
     assert publication.phase == "published" and "Version 1 is published" in publication.text
     (version,) = models.versions()
-    assert version.counts and not version.rolled_back_from and version.number == 1
+    assert version.current and not version.rolled_back_from and version.number == 1
     latency = models.latency(1, "fp32")
     assert latency.milliseconds > 0 and latency.calls <= published.CALLS
     page = tab.versions_html(models, [version])
     assert (
-        "counts now" in page
+        "✓ current" in page
         and f"{latency.milliseconds:.2f} ms" in page
         and "/edge/model/1/model.onnx" in page
     )
@@ -93,7 +93,7 @@ def test_any_version_can_count_and_a_rollback_is_marked_until_it_ends(tmp_path):
     snapshot = first().snapshot
     for steps in range(3):
         publish(exports, later(snapshot, steps), variants=())
-    with pytest.raises(UserError, match="counts already"):
+    with pytest.raises(UserError, match="current one already"):
         roll_to(exports, 3)
     roll_to(exports, 1)
     assert (latest_version(exports), rolled_back(exports)) == (1, 3)

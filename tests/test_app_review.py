@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from app import review
 from app.routes import perform
 from app.studio import Studio
-from edge_hpcr.errors import UserError
-from edge_hpcr.gate import hamming
-from edge_hpcr.label_queue import UNKNOWN, rank
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.suspicious import Suspicion
+from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.label_queue import UNKNOWN, rank
 
 APART = [0, 0xFFFF, 0xFFFF_0000, 0xFFFF_0000_0000]  # hashes of which no two are alike
 

@@ -16,7 +16,7 @@ from browser_parts import ROOT, App, OwnServer, free_port, running, wait_for
 from app.feeder import encoded
 from app.security import Credentials, read_credentials, refuse_open_address
 from app.studio import Studio
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 
 PASSWORD = "correct horse"
 
@@ -48,8 +48,8 @@ def ask(
         connection.close()
 
 
-def act(app: OwnServer, **wish: object) -> tuple[int, dict]:
-    status, body = ask(app, "POST", "/edge/act", json.dumps(wish))
+def act(app: OwnServer, **request: object) -> tuple[int, dict]:
+    status, body = ask(app, "POST", "/edge/act", json.dumps(request))
     return status, json.loads(body)
 
 
@@ -293,8 +293,8 @@ def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(tmp_path):
         pages = journal._rows("PRAGMA page_count")[0][0]
         journal._rows(f"PRAGMA max_page_count = {pages}")
         acknowledged = answer["seq"]
-        for wish in itertools.islice(itertools.cycle(("undo", "redo")), 1000):
-            status, answer = act(app, do=wish)
+        for request in itertools.islice(itertools.cycle(("undo", "redo")), 1000):
+            status, answer = act(app, do=request)
             if status != 200:
                 break
             acknowledged = answer["seq"]
@@ -303,7 +303,7 @@ def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(tmp_path):
         with app.look() as workspace:
             assert workspace.journal.last_seq == acknowledged
         journal._rows("PRAGMA max_page_count = 1000000")
-        status, answer = act(app, do=wish)  # the very same, now that there is room
+        status, answer = act(app, do=request)  # the very same, now that there is room
         assert status == 200 and answer["seq"] == acknowledged + 1
 
 

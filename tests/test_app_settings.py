@@ -4,7 +4,7 @@ import pytest
 
 from app.studio import Studio
 from app.tabs import settings as tab
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.settings import Settings

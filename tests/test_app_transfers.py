@@ -68,8 +68,8 @@ class App:
         self._listening.close()
         self.studio.transfers.stop()
 
-    def act(self, **wish):
-        return self.client.post("/edge/act", json=wish).json()
+    def act(self, **request):
+        return self.client.post("/edge/act", json=request).json()
 
     def upload(self, content, name="mugs.zip"):
         return self.client.post("/edge/import", params={"name": name}, content=content).json()

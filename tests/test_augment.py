@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from edge_hpcr.augment import HUE, AugmentConfig, AugmentParams, apply, augment, draw
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.augment import HUE, AugmentConfig, AugmentParams, apply, augment, draw
 
 ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 # 26 comparisons are made of the views' statistics: at 0.01 each, one in four sets would fail by chance alone.

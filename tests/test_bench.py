@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import bench
-from edge_hpcr.bench import Interrupted, Run, make_config
-from edge_hpcr.cli import main
-from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LossNotFinite
-from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.bench import run as bench
+from edge_hpcr.bench.run import Interrupted, Run, make_config
+from edge_hpcr.commands.cli import main
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import Learner, LossNotFinite
+from edge_hpcr.learner.memory import MemoryConfig
 
 FIELDS = [
     "dataset",

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 
 from app.feeder import encoded
 from app.tabs import settings as settings_tab
-from edge_hpcr.data import load
+from edge_hpcr.bench.datasets import load
 from edge_hpcr.workspace.folder import Taken, Workspace
-from export.versions import latest_version, versions
+from export.publish.versions import latest_version, versions
 
 
 @pytest.fixture

@@ -226,9 +226,9 @@ def test_a_problem_is_shown_until_somebody_has_read_it(shared_app, browser):
     for problem in ("the roof leaks", "the door is open"):
         shared_app.server.studio.live.report(problem)
     expect(page.locator("#problems")).to_contain_text("the door is open")
-    page.locator("#settle").click()
+    page.locator("#clear-problem").click()
     expect(page.locator("#problems")).to_contain_text("the roof leaks")
-    page.locator("#settle").click()
+    page.locator("#clear-problem").click()
     expect(page.locator("#problems")).to_be_empty()
     assert not shared_app.server.studio.live.problems
 

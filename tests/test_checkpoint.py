@@ -10,8 +10,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from edge_hpcr import checkpoint
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import checkpoint
 
 ARRAYS = {"network": {"weight": np.arange(6, dtype=np.float32)}, "memory": {}}
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from edge_hpcr.bench_command import configure
-from edge_hpcr.cli import main, make_parser
-from edge_hpcr.errors import UserError
-from edge_hpcr.presets import PRESETS, preset
-from edge_hpcr.units import format_bytes, parse_bytes
+from edge_hpcr.bench.presets import PRESETS, preset
+from edge_hpcr.commands.bench import configure
+from edge_hpcr.commands.cli import main, make_parser
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

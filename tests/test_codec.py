@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edge_hpcr.codec import CODECS, decode, encode, typical_bytes
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.codec import CODECS, decode, encode, typical_bytes
 
 SHAPE = (24, 32, 3)
 ENCODED = tuple(codec for codec in CODECS if codec != "raw")

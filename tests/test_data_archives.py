@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_hpcr.data.archives import extract
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench.datasets.archives import extract
+from edge_hpcr.common.errors import UserError
 
 
 def _tar(path: Path, *members: tarfile.TarInfo) -> Path:

@@ -14,10 +14,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.data import sources, store
-from edge_hpcr.data.download import Patience, RemoteFile, fetch
-from edge_hpcr.data.registry import DATASETS
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench.datasets import sources, store
+from edge_hpcr.bench.datasets.download import Patience, RemoteFile, fetch
+from edge_hpcr.bench.datasets.registry import DATASETS
+from edge_hpcr.common.errors import UserError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 IMPATIENT = Patience(attempts=2, timeout_seconds=10, pause_seconds=0)

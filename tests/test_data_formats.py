@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr import data
-from edge_hpcr.data import formats, sources
-from edge_hpcr.data.registry import DATASETS
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.datasets import formats, sources
+from edge_hpcr.bench.datasets.registry import DATASETS
+from edge_hpcr.common.errors import UserError
 
 
 def _save_image(path: Path, image: np.ndarray) -> None:

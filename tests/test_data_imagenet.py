@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.data import imagenet, sources, store
-from edge_hpcr.data.registry import DATASETS
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench.datasets import imagenet, sources, store
+from edge_hpcr.bench.datasets.registry import DATASETS
+from edge_hpcr.common.errors import UserError
 
 MINI = replace(DATASETS["mini_imagenet"], classes=6, train_per_class=3, test_per_class=2)
 TINY = replace(DATASETS["tiny_imagenet"], classes=3, train_per_class=3, test_per_class=2)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_hpcr.data.safe_pickle import read_pickle
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench.datasets.safe_pickle import read_pickle
+from edge_hpcr.common.errors import UserError
 
 
 class _Calls:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import data
-from edge_hpcr.data import cli, formats, sources, store
-from edge_hpcr.data.registry import DATASETS
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.datasets import formats, sources, store
+from edge_hpcr.bench.datasets.registry import DATASETS
+from edge_hpcr.commands import data as cli
+from edge_hpcr.common.errors import UserError
 
 # The checks before storing
 

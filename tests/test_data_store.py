@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import data
-from edge_hpcr.data import store
-from edge_hpcr.data.registry import DatasetInfo
-from edge_hpcr.errors import UserError
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.datasets import store
+from edge_hpcr.bench.datasets.registry import DatasetInfo
+from edge_hpcr.common.errors import UserError
 
 SMALL = DatasetInfo(
     classes=3, tasks=3, side=8, train_per_class=4, test_per_class=2, sources=("folder",), description="small"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from device_parts import frame_of
 
-from export.errors import WrongInput
-from export.frames import EndOfFrames, Frame, Frames, LiveCamera, open_frames, shown_address
+from export.device.errors import WrongInput
+from export.device.frames import EndOfFrames, Frame, Frames, LiveCamera, open_frames, shown_address
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,7 +152,7 @@ def test_an_image_with_a_billion_pixels_is_refused_before_it_is_decoded(tmp_path
     body = chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
     (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + body)
     program = (
-        "import re, sys; from pathlib import Path; import export.runtime; from export.frames import *\n"
+        "import re, sys; from pathlib import Path; import export.device.runtime; from export.device.frames import *\n"
         "frames = open_frames(sys.argv[1], print)\n"
         "try: frames.read(1)\n"
         "except EndOfFrames: pass\n"

@@ -8,10 +8,10 @@ import pytest
 from device_parts import publish
 from test_device_runtime import add, line_of, started
 
-from export.errors import BadModel, WrongInput
-from export.heartbeat import Heartbeat, main
-from export.model import Classifier
-from export.runtime import main as runtime
+from export.device.errors import BadModel, WrongInput
+from export.device.heartbeat import Heartbeat, main
+from export.device.model import Classifier
+from export.device.runtime import main as runtime
 
 
 def test_there_is_no_sign_of_life_before_the_first_frame(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -63,7 +63,7 @@ def test_a_file_with_something_in_it_is_somebody_elses(tmp_path: Path):
 
 
 def test_a_place_that_is_lost_later_is_told_once_and_stops_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("export.heartbeat.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("export.device.heartbeat.EVERY_SECONDS", 0.0)
     folder = tmp_path / "folder"
     folder.mkdir()
     said: list[str] = []

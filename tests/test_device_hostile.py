@@ -13,10 +13,10 @@ import pytest
 from device_parts import NAMES, SIZE, frame_of, manifest_of, metadata_of, point_at, publish, tiny_model
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from export import model as model_file
-from export.hot_swap import HotSwap
-from export.model_source import Loading, LocalModels
-from export.one_file import MOST_FIELDS, check_one_file
+from export.device import model as model_file
+from export.device.hot_swap import HotSwap
+from export.device.model_source import Loading, LocalModels
+from export.device.one_file import MOST_FIELDS, check_one_file
 
 Case = Callable[[Path], None]  # publishes something bad as version 2
 CASES: dict[str, Case] = {}

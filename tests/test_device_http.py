@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from device_parts import frame_of, manifest_of, publish, tiny_model
 
-from export.errors import BadModel, Unavailable, WrongInput
-from export.hot_swap import HotSwap
-from export.http_models import HttpModels
-from export.model_source import Loading
-from export.serve import make_server
+from export.device.errors import BadModel, Unavailable, WrongInput
+from export.device.hot_swap import HotSwap
+from export.device.http_models import HttpModels
+from export.device.model_source import Loading
+from export.publish.serve import make_server
 
 TOKEN = "a-token-of-good-length"
 QUICK = {"timeout": 0.5, "most_seconds": 1.0}

@@ -20,9 +20,9 @@ from device_parts import (
     tiny_model,
 )
 
-from export import providers
-from export.errors import BadModel, WrongInput
-from export.model import Classifier
+from export.device import providers
+from export.device.errors import BadModel, WrongInput
+from export.device.model import Classifier
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from export import mqtt
-from export.errors import WrongInput
-from export.mqtt import MqttSender, parse_address
+from export.device import mqtt
+from export.device.errors import WrongInput
+from export.device.mqtt import MqttSender, parse_address
 
 CONNECT, PUBLISH, DISCONNECT = 1, 3, 14
 

@@ -9,13 +9,13 @@ from device_parts import frame_of, publish
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import records
-from export import manifest
-from export.errors import BadModel
-from export.manifest import is_name, parse_classes
-from export.model import Classifier, Label, Result
-from export.runtime import Frame, result_line
+from export.device import manifest
+from export.device.errors import BadModel
+from export.device.manifest import is_name, parse_classes
+from export.device.model import Classifier, Label, Result
+from export.device.runtime import Frame, result_line
 
 GOOD = [
     "mug",

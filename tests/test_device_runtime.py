@@ -23,12 +23,12 @@ from device_parts import NAMES, frame_of, manifest_of, publish, tiny_model
 from test_device_hostile import endless_when_black, model_case, nan_when_black, slow_constants
 from test_device_mqtt import Broker
 
-from export.display import Page, draw, open_display
-from export.errors import WrongInput
-from export.frames import Frame
-from export.model import Label, Result
-from export.runtime import main, tell
-from export.serve import make_server
+from export.device.display import Page, draw, open_display
+from export.device.errors import WrongInput
+from export.device.frames import Frame
+from export.device.model import Label, Result
+from export.device.runtime import main, tell
+from export.publish.serve import make_server
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from device_parts import NAMES, frame_of, manifest_of, many_swaps, point_at, publish, tiny_model
 
-from export.errors import BadModel, Unavailable, WrongInput
-from export.hot_swap import HotSwap
-from export.manifest import read_manifest, read_plain_file
-from export.model import Classifier
-from export.model_source import Loading, LocalModels
+from export.device.errors import BadModel, Unavailable, WrongInput
+from export.device.hot_swap import HotSwap
+from export.device.manifest import read_manifest, read_plain_file
+from export.device.model import Classifier
+from export.device.model_source import Loading, LocalModels
 
 ROOT = Path(__file__).parent.parent
 SWAPS = 50  # tests/device_bench.py does a thousand

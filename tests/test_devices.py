@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from edge_hpcr import methods
-from edge_hpcr.ema import WeightAverage
-from edge_hpcr.learner import Learner, LearnerConfig
-from edge_hpcr.methods import Batch
-from edge_hpcr.network import Network
-from edge_hpcr.optimise import KINDS, Optimiser
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.ema import WeightAverage
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.methods import Batch
+from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.optimise import KINDS, Optimiser
 
 ELSEWHERE = torch.device("meta")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr.cli import main
-from edge_hpcr.endurance.expected import Expected
-from edge_hpcr.endurance.kills import KillsReport, Moment, Watcher, run_kills
-from edge_hpcr.endurance.latency import LatencyPlan, LatencyReport, measure_latency
-from edge_hpcr.endurance.pictures import FPS, PLACES, SCENE_SECONDS, Film, tiles
-from edge_hpcr.endurance.restart import RestartPlan, RestartReport
-from edge_hpcr.endurance.soak import SoakReport, run_soak
-from edge_hpcr.streams import EndOfStream
+from benchmarks.endurance.expected import Expected
+from benchmarks.endurance.kills import KillsReport, Moment, Watcher, run_kills
+from benchmarks.endurance.latency import LatencyPlan, LatencyReport, measure_latency
+from benchmarks.endurance.pictures import FPS, PLACES, SCENE_SECONDS, Film, tiles
+from benchmarks.endurance.restart import RestartPlan, RestartReport
+from benchmarks.endurance.soak import SoakReport, run_soak
+from edge_hpcr.commands.cli import main
+from edge_hpcr.stream import EndOfStream
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.layout import Layout
 
@@ -250,7 +250,7 @@ def test_an_opening_of_more_than_five_seconds_or_of_less_than_was_asked_misses_t
 
 
 def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
-    from edge_hpcr.endurance import command
+    from benchmarks.endurance import command
 
     def soak(folder, arguments, progress):
         folder.mkdir()

@@ -13,9 +13,9 @@ from export_parts import Teaching, first, with_template
 
 from edge_hpcr.workspace.folder import Workspace
 from export.__main__ import main
-from export.manifest import ClassLabel, read_latest
-from export.publish import publish
-from export.republish import FILE
+from export.device.manifest import ClassLabel, read_latest
+from export.publish.publish import publish
+from export.publish.republish import FILE
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,7 +76,7 @@ def test_versions_are_listed_and_moved_between(workspace, capsys):
         publish_again(workspace, digit)
     capsys.readouterr()
     assert main(["rollback", "--workspace", str(workspace)]) == 0
-    assert capsys.readouterr().out.startswith("version 1 counts now: step ")
+    assert capsys.readouterr().out.startswith("version 1 is current: step ")
     assert main(["list", "--workspace", str(workspace)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("*      1") and second.startswith("       2") and "4 classes" in second
@@ -144,7 +144,7 @@ def test_classes_without_a_learned_image_are_nothing_to_publish(tmp_path, capsys
 
 
 def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, capsys):
-    """The version that counts knows two classes; the newest checkpoint knows only the first of them yet."""
+    """The current version knows two classes; the newest checkpoint knows only the first of them yet."""
     one = Teaching(tmp_path / "w", held_out_share=0.5)
     ids = [one.teach(0, 20)]
     one.close()

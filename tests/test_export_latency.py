@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from export import latency
+from benchmarks import latency
 from export.__main__ import main
 
 

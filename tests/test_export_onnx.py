@@ -10,10 +10,10 @@ import torch
 from export_parts import CALIBRATION, first, make_learner, snapshot_from, untrained_learner
 
 from edge_hpcr.live.predictor import to_answers
-from export import to_onnx
-from export.model import Classifier
-from export.republish import fill, load_template
-from export.to_onnx import (
+from export.device.model import Classifier
+from export.publish import to_onnx
+from export.publish.republish import fill, load_template
+from export.publish.to_onnx import (
     ParityFailed,
     RunningModel,
     compare,

@@ -9,8 +9,8 @@ import pytest
 from export_parts import first, make_learner, snapshot_from
 
 from edge_hpcr.live.calibration import Calibration
-from export.republish import FILE, load_template, republish, save_template
-from export.to_onnx import RunningModel, export_full
+from export.publish.republish import FILE, load_template, republish, save_template
+from export.publish.to_onnx import RunningModel, export_full
 
 
 def template(snapshot):

@@ -5,14 +5,14 @@ import pytest
 import torch
 from export_parts import Teaching
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LearnerConfig
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.measuring import held_out_ids
-from edge_hpcr.memory import MemoryConfig
 from edge_hpcr.workspace.folder import Workspace
-from export.manifest import ClassLabel
-from export.snapshot import (
+from export.device.manifest import ClassLabel
+from export.publish.snapshot import (
     held_out_samples,
     parity_images,
     snapshot_of,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_sample_images
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.gate import Gate, hamming, perceptual_hash
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.gate import Gate, hamming, perceptual_hash
 
 DISTANCE = 6  # the default setting
 

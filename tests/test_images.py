@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.images import BadImage, decode_image, read_bytes, read_image
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes, read_image
 
 ORIENTATION = 0x0112
 LOSSLESS = [("PNG", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
@@ -427,7 +427,7 @@ def test_nothing_is_printed_about_odd_files(tmp_path, photo):
     (tmp_path / "notes.jpg").write_bytes(with_damaged_notes(photo))
     (tmp_path / "bomb.png").write_bytes(png(12_000, 12_000, 8, 2, b""))
     program = (
-        "import sys; from pathlib import Path; from edge_hpcr.images import read_image, BadImage\n"
+        "import sys; from pathlib import Path; from edge_hpcr.stream.decode import read_image, BadImage\n"
         "print(read_image(Path(sys.argv[1], 'notes.jpg')).shape)\n"
         "try: read_image(Path(sys.argv[1], 'bomb.png'))\n"
         "except BadImage: print('refused')\n"

@@ -8,7 +8,7 @@ import pytest
 
 from edge_hpcr.live.intake import Intake
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.streams import Frame
+from edge_hpcr.stream import Frame
 from edge_hpcr.workspace.folder import Workspace
 
 

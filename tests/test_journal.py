@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.journal import ClassRow, Journal, Move, NewSample
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import database
 from edge_hpcr.workspace.database import JournalDamaged, open_read_only
 from edge_hpcr.workspace.fold import differences, fold_events

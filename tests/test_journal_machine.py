@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.database import open_read_only
 from edge_hpcr.workspace.fold import differences, fold_events
 from edge_hpcr.workspace.journal import Journal, NewSample

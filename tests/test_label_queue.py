@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_hpcr.label_queue import overflow, rank, uncertainty
+from edge_hpcr.workspace.label_queue import overflow, rank, uncertainty
 
 hash64 = st.integers(0, 2**64 - 1)
 priority = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.floats(0, 2))

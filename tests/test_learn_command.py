@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr import cli
-from edge_hpcr.errors import UserError
+from edge_hpcr.commands import cli
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.folder import Workspace
 
 SMALL = ["--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from edge_hpcr import checkpoint
-from edge_hpcr import learner as learner_module
-from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite
-from edge_hpcr.memory import MemoryConfig
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.learner import learner as learner_module
+from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
+from edge_hpcr.learner.memory import MemoryConfig
 
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:

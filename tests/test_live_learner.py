@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.housekeeping import tidy, trim_queue
 from edge_hpcr.live.live_learner import LiveLearner

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr import losses
+from edge_hpcr.learner import losses
 
 TAU = 0.09
 HIGH, LOW, CYCLE = 0.16, 0.05, 500

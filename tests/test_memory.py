@@ -12,9 +12,9 @@ from memory_parts import FEATURES, SHAPE, everything, make_memory
 from safetensors.numpy import load, save
 from scipy import stats
 
-from edge_hpcr.codec import encode
-from edge_hpcr.errors import UserError
-from edge_hpcr.memory import MemoryConfig, Replay, ReplayMemory
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.codec import encode
+from edge_hpcr.learner.memory import MemoryConfig, Replay, ReplayMemory
 
 
 def image_of(sample_id: int) -> np.ndarray:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from memory_parts import FEATURES, SHAPE, make_memory
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.memory import MAX_CLASSES, MemoryConfig, ReplayMemory
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.memory import MAX_CLASSES, MemoryConfig, ReplayMemory
 
 
 def batch(size: int = 4, classes: int = 2) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from memory_parts import everything, make_memory
 
-from edge_hpcr.codec import encode
-from edge_hpcr.memory import MemoryConfig, ReplayMemory
+from edge_hpcr.learner.codec import encode
+from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 
 FLOAT32_CIFAR10_BYTES = 12968  # what the authors' program spends on one sample
 
@@ -104,7 +104,7 @@ def test_only_samples_that_may_be_kept_are_encoded(monkeypatch: pytest.MonkeyPat
         encoded.append(1)
         return encode(*arguments)
 
-    monkeypatch.setattr("edge_hpcr.rows.encode", counting_encode)
+    monkeypatch.setattr("edge_hpcr.learner.rows.encode", counting_encode)
     memory = make_memory(MemoryConfig(samples=10, codec="png"))
     fill(memory, 1000)
     # The 10 first, then the n-th with probability 10/n, and a few that lost their place within a batch.

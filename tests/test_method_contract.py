@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr import losses, methods
-from edge_hpcr.learner import Learner
-from edge_hpcr.memory import MemoryConfig, Replay
-from edge_hpcr.methods import Batch, Method
-from edge_hpcr.network import Network
+from edge_hpcr.learner import losses, methods
+from edge_hpcr.learner.learner import Learner
+from edge_hpcr.learner.memory import MemoryConfig, Replay
+from edge_hpcr.learner.methods import Batch, Method
+from edge_hpcr.learner.network import Network
 
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
@@ -41,7 +41,7 @@ def learner_of(monkeypatch, small_learner) -> Callable[..., Learner]:
 
     def make(kind: type[Method], **options) -> Learner:
         name = kind.__name__.lower()
-        module = ModuleType(f"edge_hpcr.methods.{name}")
+        module = ModuleType(f"edge_hpcr.learner.methods.{name}")
         module.METHOD = kind
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(methods, "NAMES", (*methods.NAMES, name))

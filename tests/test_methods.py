@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from edge_hpcr import losses, methods
-from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LearnerConfig, StepReport
-from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.methods import Batch, Records
-from edge_hpcr.methods.hpcr import sample_distillation
-from edge_hpcr.methods.pcr_ct_pcd import distillable, proxy_distillation
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import losses, methods
+from edge_hpcr.learner.learner import Learner, LearnerConfig, StepReport
+from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.methods.hpcr import sample_distillation
+from edge_hpcr.learner.methods.pcr_ct_pcd import distillable, proxy_distillation
 
 every_method = pytest.mark.parametrize("name", methods.NAMES)
 WITHOUT_MEMORY = {"finetune", "iid", "iid_pp"}
@@ -261,8 +261,8 @@ def test_distillation_begins_with_the_first_class_after_the_first_without_being_
 
 def test_iid_plus_plus_sees_twice_the_samples_in_as_many_steps() -> None:
     once, twice = methods.method_class("iid"), methods.method_class("iid_pp")
-    assert (once.shuffled_passes, once.samples_a_step) == (1, 10)
-    assert (twice.shuffled_passes, twice.samples_a_step) == (2, 20)
+    assert (once.shuffled_passes, once.samples_per_step) == (1, 10)
+    assert (twice.shuffled_passes, twice.samples_per_step) == (2, 20)
     assert (
         methods.method_class("finetune").shuffled_passes == methods.method_class("hpcr").shuffled_passes == 0
     )

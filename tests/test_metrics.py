@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from edge_hpcr import metrics
+from edge_hpcr.bench import metrics
 
 THREE_TASKS = [[0.9], [0.5, 0.8], [0.6, 0.3, 0.7]]
 shares = st.floats(0, 1)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from edge_hpcr.ema import WARM_UP, WeightAverage
-from edge_hpcr.errors import UserError
-from edge_hpcr.network import Network
-from edge_hpcr.optimise import KINDS, Optimiser
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.ema import WARM_UP, WeightAverage
+from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.optimise import KINDS, Optimiser
 
 SMALL = {"nf": 4, "seed": 3}  # quick; the paper's is nf = 20
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.preprocess import RESIZE_RULE, check_rule, prepare
+from edge_hpcr.stream.resize import RESIZE_RULE, check_rule, prepare
 
 sides = st.integers(1, 70)
 
@@ -102,7 +102,7 @@ def test_only_a_known_rule_is_accepted():
 
 
 def test_a_device_needs_neither_torch_nor_the_learner_for_it():
-    program = "import sys, export.preprocess; print({'torch', 'edge_hpcr'} & set(sys.modules))"
+    program = "import sys, edge_hpcr.stream.resize; print({'torch', 'edge_hpcr'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

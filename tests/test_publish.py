@@ -15,12 +15,12 @@ from export_parts import Teaching, confused, first, later, with_template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.verify import verify_workspace
-from export.manifest import ClassLabel, read_latest
-from export.model import Classifier
-from export.policy import falls_by_more
-from export.publish import (
+from export.device.manifest import ClassLabel, read_latest
+from export.device.model import Classifier
+from export.publish.policy import falls_by_more
+from export.publish.publish import (
     Policy,
     Refused,
     publish,
@@ -30,8 +30,8 @@ from export.publish import (
     unchanged,
     versions,
 )
-from export.snapshot import HeldOutSamples, snapshot_of
-from export.versions import prune
+from export.publish.snapshot import HeldOutSamples, snapshot_of
+from export.publish.versions import prune
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_version_that_counts_but_is_damaged_does_not_stop_the_next_one(exports
     released(exports)
     (exports / "v000001" / "model.onnx").write_bytes(b"nonsense")
     published = publish(exports, confused(first().snapshot), variants=())
-    assert "was not compared with the version that counts now" in published.notes[0]
+    assert "was not compared with the current version" in published.notes[0]
     (exports / "latest.json").write_text("nonsense")
     assert publish(exports, later(first().snapshot), variants=()).manifest.version == 3
 

@@ -5,12 +5,12 @@ import time
 import pytest
 from export_parts import Teaching
 
-from edge_hpcr.errors import UserError
-from export.manifest import read_latest
-from export.model import Classifier
-from export.publish import Policy, Refused, publish, rollback, rollforward, versions
-from export.publisher import Publisher
-from export.snapshot import _copy, snapshot_of
+from edge_hpcr.common.errors import UserError
+from export.device.manifest import read_latest
+from export.device.model import Classifier
+from export.publish.publish import Policy, Refused, publish, rollback, rollforward, versions
+from export.publish.publisher import Publisher
+from export.publish.snapshot import _copy, snapshot_of
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from export_parts import confused, first, with_template
 
-from export.model import Classifier
-from export.publish import publish
-from export.quantise import MAKERS, make_fp16, make_int8, measured_speedup, quantised, to_float16
-from export.republish import load_template, republish
-from export.snapshot import HeldOutSamples
-from export.to_onnx import RunningModel, file_facts
+from export.device.model import Classifier
+from export.publish.publish import publish
+from export.publish.quantise import MAKERS, make_fp16, make_int8, measured_speedup, quantised, to_float16
+from export.publish.republish import load_template, republish
+from export.publish.snapshot import HeldOutSamples
+from export.publish.to_onnx import RunningModel, file_facts
 
 
 @pytest.fixture(scope="module")

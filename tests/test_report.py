@@ -12,12 +12,13 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr import methods, metrics, plots, presets, report
-from edge_hpcr.bench import make_config
-from edge_hpcr.cli import main
-from edge_hpcr.data import DATASETS
-from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.report_command import read_folders
+from edge_hpcr.bench import metrics, plots, presets, report
+from edge_hpcr.bench.datasets import DATASETS
+from edge_hpcr.bench.run import make_config
+from edge_hpcr.commands.cli import main
+from edge_hpcr.commands.report import read_folders
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.memory import MemoryConfig
 
 
 def matrix_with(final: float, tasks: int) -> list[list[float]]:
@@ -497,9 +498,9 @@ def test_runs_that_do_not_compare_are_not_in_one_figure():
 
 
 def test_more_settings_than_colours_make_a_second_figure():
-    groups = report.group([a_result(samples=100 * size) for size in range(1, plots.GROUPS_A_FIGURE + 2)])
+    groups = report.group([a_result(samples=100 * size) for size in range(1, plots.GROUPS_PER_FIGURE + 2)])
     found = {name: len(members) for _, name, members in plots.figures(groups)}
-    assert found == {"cifar10-1": plots.GROUPS_A_FIGURE, "cifar10-2": 1}
+    assert found == {"cifar10-1": plots.GROUPS_PER_FIGURE, "cifar10-2": 1}
 
 
 def test_runs_without_tasks_have_only_classes_to_show(tmp_path: Path):

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.journal import SampleRow
 from edge_hpcr.workspace.sample_files import SampleFiles, StoredFile
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from device_parts import publish
 
-from export import serve
-from export.errors import WrongInput
-from export.serve import ExportsServer, make_server, parse_range
+from export.device.errors import WrongInput
+from export.publish import serve
+from export.publish.serve import ExportsServer, make_server, parse_range
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-of-good-length"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.settings import Settings
 
 

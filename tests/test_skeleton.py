@@ -309,11 +309,11 @@ def test_imports_follow_the_way_of_a_sample():
         [package / "learn_command.py", package / "workspace_command.py"],
     ]
     names = [
-        ("edge_hpcr.streams",),
-        ("edge_hpcr.gate", "edge_hpcr.label_queue"),
+        ("edge_hpcr.stream",),
+        ("edge_hpcr.stream.gate", "edge_hpcr.workspace.label_queue"),
         ("edge_hpcr.workspace",),
         ("edge_hpcr.live",),
-        ("edge_hpcr.learn_command", "edge_hpcr.workspace_command", "edge_hpcr.endurance"),
+        ("edge_hpcr.commands.learn", "edge_hpcr.commands.workspace", "benchmarks.endurance"),
     ]
     for place, files in enumerate(way):
         later = tuple(name for group in names[place + 1 :] for name in group)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from edge_hpcr import speed, speed_parts
-from edge_hpcr.cli import main
-from edge_hpcr.learner import Learner, LearnerConfig
-from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.plain_step import PlainMemory, PlainStep
+from benchmarks import speed, speed_parts
+from benchmarks.plain_step import PlainMemory, PlainStep
+from edge_hpcr.commands.cli import main
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_quick_run_keeps_every_measurement(result: dict) -> None:
     assert len(result["load_average"]["start"]) == len(result["load_average"]["end"]) == 3
     assert "photographs" in result["images"]
     for step in result["step"].values():
-        assert step["samples_a_second"] == pytest.approx(1e4 / step["wall_ms"]["median"])
+        assert step["samples_per_second"] == pytest.approx(1e4 / step["wall_ms"]["median"])
     for ratio in (
         *result["speedup"].values(),
         result["bound"]["share_wall"],
@@ -77,7 +77,7 @@ def test_the_operations_of_a_step_are_found_under_the_names_they_are_looked_for(
 
 
 def test_a_raw_sample_takes_at_most_0_28_of_the_float32_one(result: dict) -> None:
-    sizes = result["bytes_a_sample"]
+    sizes = result["bytes_per_sample"]
     assert sizes["float32"] == 12_968
     assert sizes["raw"] == {"bytes": 3_424, "share_of_float32": pytest.approx(3_424 / 12_968)}
     assert sizes["raw"]["share_of_float32"] <= 0.28

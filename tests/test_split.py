@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.split import IMBALANCE, blurry, split
+from edge_hpcr.bench.split import IMBALANCE, blurry, split
+from edge_hpcr.common.errors import UserError
 
 
 def test_every_training_image_comes_once_and_only_in_its_own_task(digits):

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from edge_hpcr.streams import EndOfStream, Frame
-from edge_hpcr.streams.newest import NewestFrame
-from edge_hpcr.streams.reopen import MISSES_IN_A_ROW, MOST_ABANDONED, Patience, ReopeningCamera
+from edge_hpcr.stream import EndOfStream, Frame
+from edge_hpcr.stream.newest import NewestFrame
+from edge_hpcr.stream.reopen import MISSES_IN_A_ROW, MOST_ABANDONED, Patience, ReopeningCamera
 
 QUICK = Patience(waits=(0.02, 0.04, 0.08))
 HASTY = Patience(stall_seconds=0.1, give_up_seconds=0.3, waits=(0.02,))

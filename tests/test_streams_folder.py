@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.streams import EndOfStream, open_stream
-from edge_hpcr.streams.file_names import as_text, natural_order
-from edge_hpcr.streams.folder import Folder
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import as_text, natural_order
+from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream.folder import Folder
 
 
 def png(value: int = 0) -> bytes:

@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.streams import open_stream
-from edge_hpcr.streams.network_camera import NetworkCamera, shown_address
-from edge_hpcr.streams.reopen import Patience
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import open_stream
+from edge_hpcr.stream.network_camera import NetworkCamera, shown_address
+from edge_hpcr.stream.reopen import Patience
 
 QUICK = Patience(stall_seconds=0.5, give_up_seconds=2.0, waits=(0.05,))
 

@@ -8,14 +8,14 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.streams import EndOfStream, open_stream
-from edge_hpcr.streams.digits import Digits
-from edge_hpcr.streams.folder import Folder
-from edge_hpcr.streams.network_camera import NetworkCamera
-from edge_hpcr.streams.usb import UsbCamera
-from edge_hpcr.streams.video import Video
-from edge_hpcr.streams.watched import WatchedFolder
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream.digits import Digits
+from edge_hpcr.stream.folder import Folder
+from edge_hpcr.stream.network_camera import NetworkCamera
+from edge_hpcr.stream.usb import UsbCamera
+from edge_hpcr.stream.video import Video
+from edge_hpcr.stream.watched import WatchedFolder
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.streams import EndOfStream, open_stream
-from edge_hpcr.streams.video import Video
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream.video import Video
 
 FRAMES = 12
 
@@ -145,6 +145,6 @@ def test_a_name_that_opencv_cannot_open_is_refused_instead_of_a_crash(video):
     # In a process of its own, because OpenCV ends the whole process.
     renamed = os.fsencode(video.parent) + b"/caf\xe9.avi"
     os.rename(video, renamed)  # noqa: PTH104
-    program = "import sys; from edge_hpcr.streams import open_stream; open_stream(sys.argv[1])"
+    program = "import sys; from edge_hpcr.stream import open_stream; open_stream(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", program, renamed], capture_output=True, timeout=60)
     assert done.returncode == 1 and b"not valid UTF-8" in done.stderr

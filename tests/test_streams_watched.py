@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.streams import EndOfStream, open_stream
-from edge_hpcr.streams import watched as watched_module
-from edge_hpcr.streams.watched import WatchedFolder
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream import watched as watched_module
+from edge_hpcr.stream.watched import WatchedFolder
 
 NEVER = 1000.0  # seconds: what a test must not wait for
 

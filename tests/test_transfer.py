@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.images import read_image
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.decode import read_image
 from edge_hpcr.workspace import labelled_files
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.transfer import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from edge_hpcr.network import Network
-from edge_hpcr.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
+from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
 
 
 def random_images(*shape: int) -> torch.Tensor:

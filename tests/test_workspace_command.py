@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import checkpoint
-from edge_hpcr.cli import main, make_parser
+from edge_hpcr.commands.cli import main, make_parser
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.live import status_report
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.live_learner import LiveLearner
@@ -441,7 +441,7 @@ def test_every_field_of_the_status_is_documented(run):
 
 def test_no_command_needs_torch(path, tmp_path):
     code = (
-        "import sys; from edge_hpcr.cli import main; w, out = sys.argv[1:]; "
+        "import sys; from edge_hpcr.commands.cli import main; w, out = sys.argv[1:]; "
         "print(main(['status', w]), main(['label', w, '5', 'mug']), main(['verify', w]), "
         "main(['samples', w, 'export', out]), main(['samples', w, 'import', out]), 'torch' in sys.modules)"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import checkpoint
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.workspace.database import JournalDamaged
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.recover import backup_journal

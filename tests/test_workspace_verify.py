@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_hpcr import checkpoint
-from edge_hpcr.errors import UserError
-from edge_hpcr.memory import MemoryConfig, ReplayMemory
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
 
@@ -177,9 +178,7 @@ def test_an_export_that_is_not_what_its_manifest_says_is_found(workspace):
     folder.mkdir()
     (folder / "model.onnx").write_bytes(b"model")
     manifest = folder / "manifest.json"
-    manifest.write_text(
-        json.dumps({"file": "model.onnx", "sha256": checkpoint.sha256(folder / "model.onnx")})
-    )
+    manifest.write_text(json.dumps({"file": "model.onnx", "sha256": sha256(folder / "model.onnx")}))
     assert verify_workspace(workspace.path) == []
     (folder / "model.onnx").write_bytes(b"other")
     assert "it is not the file that was exported; export again" in found(workspace)

@@ -29,7 +29,7 @@ class Classes {
   }
 
   build() {
-    const button = (id, text, wish, title) => make("button", { id, class: "edge-button", type: "button", title, onclick: () => this.perform(wish) }, text);
+    const button = (id, text, action, title) => make("button", { id, class: "edge-button", type: "button", title, onclick: () => this.perform(action) }, text);
     this.name = make("input", { id: "classes-new-name", placeholder: "name of the new class", "aria-label": "name of the new class", autocomplete: "off" });
     this.message = make("p", { id: "classes-message", class: "classes-message", role: "status", "aria-live": "polite" });
     this.body = make("tbody");
@@ -106,9 +106,9 @@ class Classes {
   // Actions ------------------------------------------------------------------------------------------------------------
 
   /** Resolves to whether it was done. */
-  async perform(wish) {
+  async perform(action) {
     try {
-      this.say((await act(wish)).message);
+      this.say((await act(action)).message);
       return true;
     } catch (error) {
       this.say(error.message, true);

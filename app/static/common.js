@@ -47,17 +47,17 @@ export function hear(fresh) {
 let before = Promise.resolve();
 
 /** Perform an action after those before it; resolves to the answer, or rejects with a sentence for a person. */
-export function act(wish) {
-  const done = before.then(() => send(wish));
+export function act(action) {
+  const done = before.then(() => send(action));
   before = done.catch(() => {});
   return done;
 }
 
-async function send(wish) {
+async function send(action) {
   let response;
   try {
     response = await fetch("/edge/act", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(wish),
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(action),
     });
   } catch {
     throw new Error("the program does not answer: is it still running? Look whether this was saved once it does.");

@@ -41,7 +41,7 @@ function showProblem(now) {
   const problem = now.problems[now.problems.length - 1] ?? "";
   if (problems.dataset.problem === problem) return;
   problems.dataset.problem = problem;
-  const read = make("button", { id: "settle", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "settle", problem }).catch((error) => console.error(error)) }, "×");
+  const read = make("button", { id: "clear-problem", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "clear_problem", problem }).catch((error) => console.error(error)) }, "×");
   problems.replaceChildren(...(problem ? [`⚠ ${problem} `, read] : []));
 }
 

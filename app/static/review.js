@@ -260,12 +260,12 @@ class Review {
   }
 
   /** Resolves to whether it was done. */
-  async perform(wish) {
+  async perform(action) {
     this.acting = true; // the page is asked for once, afterwards
     try {
-      const answer = await act(wish);
+      const answer = await act(action);
       // Acted on is no longer selected; what came back by an undo is not selected either.
-      for (const id of wish.samples ?? []) this.selected.delete(id);
+      for (const id of action.samples ?? []) this.selected.delete(id);
       this.say(answer.message);
       return true;
     } catch (error) {

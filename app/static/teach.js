@@ -183,9 +183,9 @@ class Teach {
 
   // Doing --------------------------------------------------------------------------------------------------------------
 
-  async perform(wish) {
+  async perform(action) {
     try {
-      const answer = await act(wish);
+      const answer = await act(action);
       this.say(answer.message);
       this.lesson.textContent = "";
       return answer;

@@ -47,9 +47,9 @@ export class Transfer {
     }
   }
 
-  async perform(wish) {
+  async perform(action) {
     try {
-      this.say((await act(wish)).message);
+      this.say((await act(action)).message);
     } catch (error) {
       this.say(error.message, true);
     }

@@ -16,7 +16,7 @@ from app.feature_map import PCA, TSNE, FeatureMap
 from app.palette import colour_of
 from app.studio import Studio
 from app.tabs.parts import saying_errors, tick_while_shown
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.status import FEW, accuracy_text
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import gradio as gr
 
-from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Wish
+from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Request
 from app.bench_view import RunView
 from app.charts import Series, empty, line_chart
 from app.palette import COLOURS
 from app.studio import Studio
 from app.tabs.parts import saying_errors, tick_while_shown
-from edge_hpcr import methods
-from edge_hpcr.data import DATASETS
-from edge_hpcr.errors import UserError
-from edge_hpcr.report import NOTHING, Group, group
+from edge_hpcr.bench.datasets import DATASETS
+from edge_hpcr.bench.report import NOTHING, Group, group
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import methods
 
 TICK_SECONDS = 1.0
 CURVES_SHOWN = 4  # runs, unless a person chooses others
@@ -219,7 +219,9 @@ class Actions:
         names: list[str] | None,
     ) -> list[Any]:
         images = _whole("limit", limit) if limit.strip() else None
-        started = self._runs.start(Wish(dataset, method, kind, size.strip(), _whole("seeds", seeds), images))
+        started = self._runs.start(
+            Request(dataset, method, kind, size.strip(), _whole("seeds", seeds), images)
+        )
         gr.Info(
             f"{started[0]} is on its way." if len(started) == 1 else f"{len(started)} runs are on their way."
         )
@@ -255,7 +257,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', **plain)
     with gr.Row():
         form = _form()
-    note = gr.HTML(dataset_note(studio.runs, Wish().dataset), elem_id="benchmarks-note", **plain)
+    note = gr.HTML(dataset_note(studio.runs, Request().dataset), elem_id="benchmarks-note", **plain)
     with gr.Row():
         start_button = gr.Button(
             "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
@@ -296,20 +298,20 @@ def build(studio: Studio, tab: gr.Tab) -> None:
 
 
 def _form() -> list[Any]:
-    """Dataset, method, kind and size of the memory, seeds, limit: a wish's fields in their order."""
-    wish = Wish()
+    """Dataset, method, kind and size of the memory, seeds, limit: a request's fields in their order."""
+    request = Request()
 
     def field(name: str, width: int) -> dict[str, Any]:
         return {"elem_id": f"benchmarks-{name}", "min_width": width}
 
     return [
-        gr.Dropdown(list(DATASETS), value=wish.dataset, label="Dataset", **field("dataset", 150)),
-        gr.Dropdown(list(methods.NAMES), value=wish.method, label="Method", **field("method", 150)),
-        gr.Radio(list(KINDS), value=wish.kind, label="Memory in", **field("kind", 150)),
+        gr.Dropdown(list(DATASETS), value=request.dataset, label="Dataset", **field("dataset", 150)),
+        gr.Dropdown(list(methods.NAMES), value=request.method, label="Method", **field("method", 150)),
+        gr.Radio(list(KINDS), value=request.kind, label="Memory in", **field("kind", 150)),
         gr.Textbox(
-            wish.size, label="Memory", info="like 200KB, or 200 samples", max_lines=1, **field("size", 120)
+            request.size, label="Memory", info="like 200KB, or 200 samples", max_lines=1, **field("size", 120)
         ),
-        gr.Number(wish.seeds, label="Seeds", info=f"a run each, up to {MOST_SEEDS}", **field("seeds", 100)),
+        gr.Number(request.seeds, label="Seeds", info=f"a run each, up to {MOST_SEEDS}", **field("seeds", 100)),
         gr.Textbox(
             "", label="Limit", info="images a task; empty: all", max_lines=1, placeholder="all",
             **field("limit", 100),

@@ -18,10 +18,10 @@ from app.studio import Studio
 from app.tabs.accuracy import ClassLook, looks
 from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
 from app.tabs.settings import size_text
-from edge_hpcr.codec import CODECS, encode, typical_bytes
-from edge_hpcr.errors import UserError, one_of
-from edge_hpcr.rows import slot_overhead
-from edge_hpcr.units import format_bytes, parse_bytes
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.units import format_bytes, parse_bytes
+from edge_hpcr.learner.codec import CODECS, encode, typical_bytes
+from edge_hpcr.learner.rows import slot_overhead
 
 REFRESH_SECONDS = 2.0
 MOST_THUMBNAILS = 24
@@ -250,7 +250,7 @@ def preview(costs: Costs, wanted: Plan) -> str:
     )
 
 
-def parse_wish(budget: str, codec: str) -> tuple[int, str]:
+def parse_request(budget: str, codec: str) -> tuple[int, str]:
     size = parse_bytes(str(budget or ""))
     machine = psutil.virtual_memory().total
     if size > machine:
@@ -338,14 +338,14 @@ class Actions:
     def forecast(self, size: str, encoding: str) -> tuple[str, Any]:
         """Also closes a question that was about other values."""
         try:
-            wish = parse_wish(size, encoding)
+            wish = parse_request(size, encoding)
         except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
             return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
         costs = measure(self._studio)
         return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
 
     @saying_errors
-    def wish_for(self, size: str, encoding: str) -> list[Any]:
+    def request_for(self, size: str, encoding: str) -> list[Any]:
         return [*self._change(size, encoding, confirmed=False), [size, encoding]]
 
     @saying_errors
@@ -358,7 +358,7 @@ class Actions:
 
     def _change(self, size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
         """What to say, the forecast, and whether to ask."""
-        wish = parse_wish(size, encoding)
+        wish = parse_request(size, encoding)
         costs = measure(self._studio)
         wanted = plan(costs, *wish)
         if not wanted.possible:
@@ -424,7 +424,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         [budget.change, codec.change], actions.forecast, [budget, codec], [forecast, question],
         trigger_mode="always_last", **quiet,
     )  # fmt: skip
-    use.click(actions.wish_for, [budget, codec], [done, forecast, question, known], **quiet)
+    use.click(actions.request_for, [budget, codec], [done, forecast, question, known], **quiet)
     sure.click(actions.confirm, [budget, codec], [done, forecast, question, known], **quiet)
     leave.click(actions.leave, None, [budget, codec, known], **quiet)
     tick_while_shown(tab, timer)

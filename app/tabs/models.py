@@ -18,13 +18,13 @@ from app.palette import colour_of
 from app.published import Models, Publication, Version, read_upload
 from app.studio import Studio
 from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
-from edge_hpcr.errors import UserError
-from edge_hpcr.units import format_bytes
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.sample_files import shrink
-from export.manifest import MANIFEST
-from export.model import Result
-from export.publisher import PublisherStatus
-from export.serve import DEFAULT_PORT
+from export.device.manifest import MANIFEST
+from export.device.model import Result
+from export.publish.publisher import PublisherStatus
+from export.publish.serve import DEFAULT_PORT
 
 TICK_SECONDS = 1.0
 NAMES_SHOWN = 6
@@ -55,7 +55,7 @@ def versions_html(models: Models, versions: list[Version]) -> str:
 
 def _row(models: Models, version: Version) -> str:
     manifest = version.manifest
-    mark = ' <strong class="models-counts">✓ counts now</strong>' if version.counts else ""
+    mark = ' <strong class="models-current">✓ current</strong>' if version.current else ""
     mark += ' <em class="models-left">rolled back from</em>' if version.rolled_back_from else ""
     names = [each.name for each in manifest.classes]
     listed = ", ".join(names[:NAMES_SHOWN]) + (
@@ -70,7 +70,7 @@ def _row(models: Models, version: Version) -> str:
         "Files": _files(models, version),
     }
     row = "".join(f'<td data-label="{label}"><div>{cell}</div></td>' for label, cell in cells.items())
-    return f'<tr data-version="{version.number}" class="{"counting" if version.counts else ""}">{row}</tr>'
+    return f'<tr data-version="{version.number}" class="{"counting" if version.current else ""}">{row}</tr>'
 
 
 def _files(models: Models, version: Version) -> str:
@@ -196,7 +196,7 @@ class Actions:
             settings.publish_seconds,
             None if publisher is None else publisher.status(),
         )
-        now = ",".join(f"{each.number}{'*' if each.counts else ''}" for each in versions)
+        now = ",".join(f"{each.number}{'*' if each.current else ''}" for each in versions)
         return [
             versions_html(self._models, versions),
             publication_html(publication),
@@ -209,7 +209,7 @@ class Actions:
 
     @saying_errors
     def open(self) -> list[Any]:
-        self._models.measure([each.number for each in self._models.versions() if each.counts])
+        self._models.measure([each.number for each in self._models.versions() if each.current])
         return self._shown("")
 
     @saying_errors
@@ -238,7 +238,7 @@ class Actions:
         if version is None:
             raise UserError("choose a version first")
         manifest = self._models.roll_to(int(version))
-        gr.Info(f"Version {manifest.version} counts now; devices change to it.")
+        gr.Info(f"Version {manifest.version} is current; devices change to it.")
         return self._shown(was)
 
 
@@ -296,9 +296,9 @@ def build(studio: Studio, tab: gr.Tab) -> None:
 
 def _choices(versions: list[Version]) -> list[Any]:
     """For the two lists of versions."""
-    choices = [(f"v{each.number}{', counts now' if each.counts else ''}", each.number) for each in versions]
-    others = [each.number for each in versions if not each.counts]
-    counting = next((each.number for each in versions if each.counts), None)
+    choices = [(f"v{each.number}{', current' if each.current else ''}", each.number) for each in versions]
+    others = [each.number for each in versions if not each.current]
+    counting = next((each.number for each in versions if each.current), None)
     return [
         gr.update(choices=choices, value=others[0] if others else counting),
         gr.update(choices=choices, value=counting),

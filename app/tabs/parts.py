@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import gradio as gr
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 
 LOG = logging.getLogger(__name__)
 P = ParamSpec("P")

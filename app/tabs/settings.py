@@ -10,9 +10,9 @@ import gradio as gr
 
 from app.studio import Studio
 from app.tabs.parts import saying_errors
-from edge_hpcr.errors import UserError
-from edge_hpcr.methods import NAMES as METHODS
-from edge_hpcr.units import parse_bytes
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import parse_bytes
+from edge_hpcr.learner.methods import NAMES as METHODS
 from edge_hpcr.workspace.settings import Description, Settings
 
 # Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.

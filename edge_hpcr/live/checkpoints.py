@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from edge_hpcr import checkpoint
-from edge_hpcr.learner import Learner
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.learner.learner import Learner
 from edge_hpcr.workspace.layout import Layout
 
 

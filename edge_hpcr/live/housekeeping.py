@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from edge_hpcr import label_queue
 from edge_hpcr.live import checkpoints
+from edge_hpcr.workspace import label_queue
 from edge_hpcr.workspace.folder import Workspace
 
 FILLED_AGAIN_TO = 0.9  # of the disk budget, so that the frames until the next checkpoint find room

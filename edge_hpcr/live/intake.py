@@ -8,12 +8,12 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.gate import Gate, perceptual_hash
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.housekeeping import trim_queue
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.streams import Frame
+from edge_hpcr.stream import Frame
+from edge_hpcr.stream.gate import Gate, perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
@@ -75,7 +75,7 @@ class Intake:
         if self._disk_is_full():
             self.live.report(DISK_IS_FULL)
             return self._skipped(answer, "disk")
-        self.live.settle(DISK_IS_FULL)
+        self.live.clear_problem(DISK_IS_FULL)
         hash64 = perceptual_hash(frame.image)
         # With a single class it is sure of everything, which means nothing.
         sure = answer.best if len(answer.top) > 1 and not answer.unknown else None

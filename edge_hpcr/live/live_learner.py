@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from edge_hpcr.allocator import keep_freed_memory
-from edge_hpcr.errors import UserError
-from edge_hpcr.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
+from edge_hpcr.common.allocator import keep_freed_memory
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
+from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.calibration import Calibration, calibrate
@@ -32,12 +33,11 @@ from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.status import write_status
 from edge_hpcr.live.suspicious import Suspicion, suspicious
-from edge_hpcr.memory import MemoryConfig
-from edge_hpcr.streams import Stream
+from edge_hpcr.stream import Stream
+from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.recover import backup_journal
 from edge_hpcr.workspace.settings import Settings
-from export.preprocess import prepare
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -169,9 +169,9 @@ class LiveLearner:
             LOG.warning("%s", problem)
             self.problems.append(problem)
 
-    def settle(self, problem: str) -> None:
+    def clear_problem(self, problem: str) -> None:
         """It is no more."""
-        with suppress(ValueError, IndexError):  # it was not there, or others report and settle meanwhile
+        with suppress(ValueError, IndexError):  # it was not there, or others report and clear meanwhile
             self.problems.remove(problem)
 
     def notify(self) -> None:

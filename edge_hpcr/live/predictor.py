@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edge_hpcr.label_queue import uncertainty
-from edge_hpcr.learner import Learner, Prediction
+from edge_hpcr.learner.learner import Learner, Prediction
+from edge_hpcr.learner.network import Network
 from edge_hpcr.live.calibration import Calibration
-from edge_hpcr.network import Network
+from edge_hpcr.workspace.label_queue import uncertainty
 
 TOP = 3
 SMALL_PIXELS = 64 * 64  # up to here a second core helps one image little

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr.units import format_bytes
+from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.records import Counts
 
 FEW = 30  # held-out samples: an accuracy on fewer is a guess

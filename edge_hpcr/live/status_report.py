@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr import checkpoint
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import format_bytes
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.status import FEW, accuracy_text, read_status
-from edge_hpcr.units import format_bytes
 from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.records import Counts

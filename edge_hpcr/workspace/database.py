@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 
 FORMAT = 1
 BUSY_SECONDS = 20.0

@@ -16,8 +16,8 @@ from typing import IO
 
 import numpy as np
 
-from edge_hpcr.checkpoint import flush_to_disk
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk
 from edge_hpcr.workspace.journal import Journal, NewSample, SampleRow
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.recover import recover

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.records import (
     DELETED,
     DISMISSED,

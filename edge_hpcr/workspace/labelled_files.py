@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from edge_hpcr.errors import UserError
-from edge_hpcr.images import MAX_BYTES, BadImage, read_bytes
-from edge_hpcr.streams.contract import BadFile
-from edge_hpcr.streams.file_names import as_text, natural_order
-from edge_hpcr.streams.image_files import walk
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import as_text, natural_order
+from edge_hpcr.stream.contract import BadFile
+from edge_hpcr.stream.decode import MAX_BYTES, BadImage, read_bytes
+from edge_hpcr.stream.image_files import walk
 
 MOST_ENTRIES = 200_000  # in a zip
 MOST_BYTES = 20_000_000_000  # of a zip, unpacked

@@ -5,7 +5,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 
 LONGEST_NAME = 100
 

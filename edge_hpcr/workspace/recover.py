@@ -8,9 +8,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from edge_hpcr import checkpoint
-from edge_hpcr.checkpoint import flush_to_disk
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
 from edge_hpcr.workspace.journal import Journal

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edge_hpcr.checkpoint import sha256
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 from edge_hpcr.workspace.fold import BrokenChain, Fold, fold_events
 from edge_hpcr.workspace.journal import apply, note_action
 from edge_hpcr.workspace.records import Body, SampleRow

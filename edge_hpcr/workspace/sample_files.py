@@ -15,8 +15,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from edge_hpcr.checkpoint import flush_to_disk
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk
 from edge_hpcr.workspace.records import SampleRow
 
 LONGEST_SIDE = 512

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr.checkpoint import flush_to_disk
-from edge_hpcr.codec import CODECS
-from edge_hpcr.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.learner.codec import CODECS
 
 FORMAT = 1
 LABELS = ("none", "folders")  # as streams know them
@@ -93,7 +93,7 @@ class Settings:
         if (
             self.method != type(self).method
         ):  # PyTorch takes seconds to import, and the default needs no check
-            from edge_hpcr.methods import NAMES
+            from edge_hpcr.learner.methods import NAMES
 
             one_of("method", self.method, NAMES)
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr.checkpoint import flush_to_disk
-from edge_hpcr.errors import UserError
-from edge_hpcr.gate import perceptual_hash
-from edge_hpcr.images import BadImage, decode_image
-from edge_hpcr.streams.file_names import as_text
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.text import as_text
+from edge_hpcr.stream.decode import BadImage, decode_image
+from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.labelled_files import MAC_EXTRAS, SourceFile, check_source, open_source

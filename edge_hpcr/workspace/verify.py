@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr import checkpoint
-from edge_hpcr.checkpoint import sha256
-from edge_hpcr.errors import UserError
-from edge_hpcr.memory import ReplayMemory
-from edge_hpcr.units import format_bytes
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
+from edge_hpcr.common.units import format_bytes
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.learner.memory import ReplayMemory
 from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_read_only
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events, read_events
 from edge_hpcr.workspace.layout import Layout

@@ -1,0 +1,401 @@
+"""kill -9 at random moments, in the midst of labels, checkpoints, backups and dropped images; what is left must be whole.
+
+The process that is killed tells through a pipe what was acknowledged. After each kill the journal, the checkpoints and
+the images on disk are held against that; the next process then opens the same workspace and goes on.
+"""
+
+import json
+import os
+import select
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import edge_hpcr
+from benchmarks.endurance.expected import Change, Expected
+from benchmarks.endurance.phases import ACTING, LEARNING, Phases
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.learner.memory import ReplayMemory
+from edge_hpcr.live.following import Teach, operations
+from edge_hpcr.workspace.database import open_read_only
+from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.records import Body, Event
+from edge_hpcr.workspace.verify import verify_workspace
+
+Told = dict[str, Any]
+Progress = Callable[[int, int], None]
+
+# Small and hasty, so that every moment of a life comes often: a checkpoint after every step, images that must leave.
+SETTINGS: dict[str, Any] = {
+    "image_size": 8,
+    "threads": 1,
+    "memory_bytes": 6_000,
+    "micro_batch": 5,
+    "idle_steps": 0,
+    "checkpoint_steps": 1,
+    "checkpoints_kept": 2,
+    "queue_samples": 12,
+    "disk_bytes": 12_000,
+    "device": "cpu",
+}
+# The phases that are waited for, and how long after their beginning the kill comes at most, in seconds: about as long as
+# they take on a machine with nothing else to do. From the first
+# learning on it is any moment.
+HUNTED = {
+    "opening": 0.15,
+    "learning": 0.4,
+    "labelling": 0.004,
+    "taking images": 0.02,
+    "checkpoint": 0.1,
+    "journal backup": 0.02,
+    "removing checkpoints": 0.005,
+    "dropping images": 0.003,
+}
+HUNT_SECONDS = 3.0  # then it is killed wherever it is
+PROBLEMS_KEPT = 20
+
+
+@dataclass
+class KillsReport:
+    seed: int
+    kills: int = 0
+    actions: Counter[str] = field(default_factory=Counter)  # acknowledged, by kind
+    labels: int = 0  # acknowledged, of samples
+    unacknowledged: int = 0  # actions that are in the journal although the kill came before they were told of
+    phases: Counter[str] = field(default_factory=Counter)  # in which the kills hit
+    memories: int = 0  # that were checked sample by sample: of checkpoints, and of learners between two steps
+    problems: list[str] = field(default_factory=list)  # the first of them
+    problem_count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.problem_count
+
+    def complain(self, problems: list[str]) -> None:
+        self.problems += problems[: PROBLEMS_KEPT - len(self.problems)]
+        self.problem_count += len(problems)
+
+
+def run_kills(
+    folder: Path, kills: int, seed: int, progress: Progress = lambda done, total: None
+) -> KillsReport:
+    """Kill a process that labels and learns in `folder`, so many times; the workspace stays there to look at."""
+    if kills < 1:
+        raise UserError(f"{kills} kills: give at least 1")
+    begun = time.monotonic()
+    with Workspace.open(folder) as workspace:
+        workspace.change_settings(**SETTINGS)
+    report, rng = KillsReport(seed), np.random.default_rng(seed)
+    watcher = Watcher(Layout(folder), report)
+    with _victims(folder) as victims:
+        for number in range(kills):
+            told = victims.live_and_die([seed, number], rng)
+            report.phases[victims.phase()] += 1
+            report.kills += 1
+            watcher.check(f"kill {number + 1}, {victims.phase()}", told)
+            progress(number + 1, kills)
+        watcher.check("after the last restart", victims.settle(), settled=True)
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+# The process that is killed -------------------------------------------------------------------------------------------
+
+
+class _Victims:
+    """Starts processes that live in the workspace, and kills them."""
+
+    def __init__(self, nursery: subprocess.Popen[str], pipe: int, phases: Phases) -> None:
+        self._nursery, self._pipe, self._phases = nursery, pipe, phases
+        # Images are not dropped before there are many: what comes late is hunted once it was seen.
+        self._seen = {"opening", "learning", "taking images", "labelling", "checkpoint"}
+        self._expect("ready")
+
+    def phase(self) -> str:
+        """What the last one was doing; of the two threads the one that was at something rarer."""
+        learning = self._phases.of(LEARNING)
+        return self._phases.of(ACTING) if learning in ("waiting", "learning") else learning
+
+    def live_and_die(self, seed: list[int], rng: np.random.Generator) -> list[Told]:
+        hunted = str(rng.choice([phase for phase in HUNTED if phase in self._seen]))
+        later = rng.uniform(0, HUNTED[hunted])
+        self._say({"seed": seed, "settle": False})
+        end = time.monotonic() + HUNT_SECONDS
+        text = b""
+        while (now := time.monotonic()) < end:
+            phases = {self._phases.of(ACTING), self._phases.of(LEARNING)}
+            self._seen |= phases
+            if hunted in phases:
+                end, hunted = now + later, ""
+            select.select([self._pipe], [], [], 0.001)
+            text += self._read()
+        self._nursery_input.write("kill\n")
+        self._nursery_input.flush()
+        code = self._reply()
+        text += self._read()
+        told = [json.loads(line) for line in text.split(b"\n")[:-1]]
+        return [*told, {"kind": "ended", "code": int(code)}] if code != "-9" else told
+
+    def settle(self) -> list[Told]:
+        self._say({"seed": [], "settle": True})
+        code = self._reply()
+        told = [json.loads(line) for line in self._read().split(b"\n")[:-1]]
+        return told if code == "0" else [*told, {"kind": "ended", "code": int(code)}]
+
+    @property
+    def _nursery_input(self) -> Any:
+        assert self._nursery.stdin is not None
+        return self._nursery.stdin
+
+    def _say(self, order: Told) -> None:
+        self._nursery_input.write(json.dumps(order) + "\n")
+        self._nursery_input.flush()
+
+    def _reply(self) -> str:
+        assert self._nursery.stdout is not None
+        line = self._nursery.stdout.readline().strip()
+        if not line:
+            raise UserError("the process that starts the others has ended; its last words are above")
+        return line
+
+    def _expect(self, word: str) -> None:
+        if (reply := self._reply()) != word:
+            raise UserError(f"the process that starts the others said {reply!r} instead of {word!r}")
+
+    def _read(self) -> bytes:
+        parts = []
+        try:
+            while part := os.read(self._pipe, 2**16):
+                parts.append(part)
+        except BlockingIOError:
+            pass
+        return b"".join(parts)
+
+
+@contextmanager
+def _victims(folder: Path) -> Iterator[_Victims]:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    phases = folder.with_name(folder.name + ".phases")
+    shared = Phases(phases)
+    # A library that starts threads at its import would lose them in every fork.
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join(
+        filter(None, [str(Path(edge_hpcr.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+    )
+    nursery = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.endurance.victim", str(folder), str(writing), str(phases)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[writing],
+        env={**os.environ, **single, "PYTHONPATH": path},
+    )
+    os.close(writing)
+    try:
+        yield _Victims(nursery, reading, shared)
+    finally:
+        nursery.communicate()  # the end of its orders is its own end
+        os.close(reading)
+        phases.unlink()
+
+
+# What is left ---------------------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Holds a workspace against what was acknowledged in it."""
+
+    def __init__(self, layout: Layout, report: KillsReport) -> None:
+        self.layout, self.report = layout, report
+        self.expected = Expected()
+        self._known_seq = 0  # the last event that `expected` has in it
+        self._checked: set[tuple[str, int]] = set()  # checkpoints, by name and age: they do not change
+
+    def check(self, when: str, told: list[Told], settled: bool = False) -> None:
+        with closing(open_read_only(self.layout.journal)) as db:
+            problems = self._check_told(db, told)
+            problems += self._check_tables(db)
+            problems += self._check_memories(db, [m for m in told if m["kind"] == "memory" and m["whole"]])
+        for problem in verify_workspace(self.layout.path):
+            # What is not serious (a budget exceeded by an undo, say) is what the next checkpoint mends.
+            if settled or problem.serious:
+                problems.append(str(problem))
+        if settled:
+            problems += _leftovers(self.layout)
+        self.report.complain([f"{when}: {problem}" for problem in problems])
+
+    def _check_told(self, db: sqlite3.Connection, told: list[Told]) -> list[str]:
+        """Every acknowledged action is an event, in its order; behind them there may be one that was not told of."""
+        problems = [f"the process ended by itself with {m['code']}" for m in told if m["kind"] == "ended"]
+        for message in told:
+            if message["kind"] == "opened":
+                problems += [f"at the opening: {problem}" for problem in message["problems"]]
+        actions = [m for m in told if m["kind"] not in ("opened", "memory", "take", "ended")]
+        events = db.execute(
+            "SELECT seq, kind, body FROM events WHERE seq > ? AND kind != 'evict' ORDER BY seq",
+            (self._known_seq,),
+        ).fetchall()
+        kinds = ["label" if kind == "correct" else kind for _, kind, _ in events]
+        wanted = [action["kind"] for action in actions]
+        if kinds[: len(wanted)] != wanted or len(kinds) > len(wanted) + 1:
+            problems.append(f"acknowledged were {wanted}, the journal has {kinds}")
+        for action in actions:
+            self.expected.acknowledge(action)
+            self.report.actions[action["kind"]] += 1
+            self.report.labels += len(action["ids"]) if action["kind"] == "label" else 0
+        for _, kind, text in events[len(wanted) :]:
+            self._take_over(kind, Body.from_json(text))
+            self.report.unacknowledged += 1
+        (self._known_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+        return problems
+
+    def _take_over(self, kind: str, body: Body) -> None:
+        """An action that was done and not told of: nobody was promised anything, so the journal's word is taken."""
+        if kind in ("undo", "redo"):
+            self.expected.turn_back(kind, body.lost)
+            return
+        labels = {i: (before.class_id, after.class_id) for i, before, after in body.samples}
+        names = {
+            i: tuple(state.name if state.state == "live" else None for state in states)
+            for i, *states in body.classes
+        }
+        self.expected.do(Change(labels, {i: (old, new) for i, (old, new) in names.items()}))
+
+    def _check_tables(self, db: sqlite3.Connection) -> list[str]:
+        problems = []
+        first, last, count = db.execute("SELECT min(seq), max(seq), count(*) FROM events").fetchone()
+        if count and (first, last) != (1, count):
+            problems.append(f"{count} events are numbered from {first} to {last}")
+        labels = dict(db.execute("SELECT id, class_id FROM samples WHERE class_id IS NOT NULL"))
+        for sample_id in sorted(labels.keys() | self.expected.labels.keys()):
+            if labels.get(sample_id) != self.expected.labels.get(sample_id):
+                problems.append(
+                    f"sample {sample_id} has class {labels.get(sample_id)}, "
+                    f"acknowledged was {self.expected.labels.get(sample_id)}"
+                )
+        names = dict(db.execute("SELECT id, name FROM classes WHERE state = 'live'"))
+        if names != self.expected.names:
+            problems.append(f"the classes are {names}, acknowledged were {self.expected.names}")
+        problems += [
+            f"{origin!r} is {times} samples"
+            for origin, times in db.execute(
+                "SELECT origin, count(*) AS n FROM samples GROUP BY origin HAVING n > 1"
+            )
+        ]
+        return problems
+
+    def _check_memories(self, db: sqlite3.Connection, told: list[Told]) -> list[str]:
+        """The memories that a learner told of, and every checkpoint's: only what was labelled for training then."""
+        problems = []
+        memories: list[tuple[int, str, list[int], list[int], int | None]] = [
+            (m["applied"], "the learner", m["ids"], m["classes"], None) for m in told
+        ]
+        for folder in self.layout.checkpoint_folders():
+            known = (folder.name, folder.stat().st_mtime_ns)
+            if known not in self._checked:
+                self._checked.add(known)
+                try:
+                    memories.append(_memory_of(folder))
+                except UserError as error:
+                    problems.append(str(error))
+        self.report.memories += len(memories)
+        moments = _moments(db, {applied for applied, *_ in memories})
+        for applied, where, ids, classes, tested in memories:
+            if applied not in moments:
+                problems.append(f"{where} has applied event {applied}, which is not in the journal")
+                continue
+            problems += [f"{where}: {problem}" for problem in moments[applied].check(ids, classes, tested)]
+        return problems
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The journal after one of its events."""
+
+    training: dict[int, int]  # the class of each labelled sample that is not held out
+    held_out: int
+    teaches: int  # labels given so far, and corrections
+
+    def check(self, ids: list[int], classes: list[int], tested: int | None) -> list[str]:
+        problems = [f"sample {i} is in memory {n} times" for i, n in Counter(ids).items() if n > 1]
+        for sample_id, class_id in zip(ids, classes, strict=True):
+            if self.training.get(sample_id) != class_id:
+                labelled = self.training.get(sample_id, "not among the training samples")
+                problems.append(f"sample {sample_id} is in memory as class {class_id}, but is {labelled}")
+        if tested is not None and not len(self.training) + self.held_out <= tested <= self.teaches:
+            problems.append(
+                f"{tested} labels were learned, of {self.teaches} given and {len(self.training) + self.held_out} "
+                "that stand: some were left out, or learned twice"
+            )
+        return problems
+
+
+def _moments(db: sqlite3.Connection, wanted: set[int]) -> dict[int, Moment]:
+    samples: dict[int, tuple[int, bool]] = {}
+    teaches = 0
+    found = {}
+
+    def moment() -> Moment:
+        training = {i: class_id for i, (class_id, held_out) in samples.items() if not held_out}
+        return Moment(training, len(samples) - len(training), teaches)
+
+    if 0 in wanted:
+        found[0] = moment()
+    for seq, kind, text in db.execute("SELECT seq, kind, body FROM events ORDER BY seq"):
+        body = Body.from_json(text)
+        for sample_id, _, after in body.samples:
+            samples.pop(sample_id, None)
+            if after.class_id is not None:
+                samples[sample_id] = (after.class_id, after.held_out)
+        event = Event.of_body(seq, 0.0, kind, body)
+        teaches += sum(isinstance(operation, Teach) for operation in operations(event))
+        if seq in wanted:
+            found[seq] = moment()
+    return found
+
+
+def _memory_of(folder: Path) -> tuple[int, str, list[int], list[int], int]:
+    arrays, facts = checkpoint.read(folder)
+    memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
+    held = memory.at(np.arange(len(memory)))
+    classes = [facts["class_ids"][column] for column in held.labels]
+    tested = sum(count for _, count in facts["notes"]["test_then_train"]["seen"])
+    return facts["notes"]["applied"], folder.name, held.ids.tolist(), classes, tested
+
+
+def _leftovers(layout: Layout) -> list[str]:
+    """What kills left behind, and no restart has removed."""
+    kept = {folder.name for folder in layout.checkpoint_folders()}
+    strange = [entry.name for entry in layout.checkpoints.iterdir() if entry.name not in kept]
+    strange += [entry.name for entry in layout.path.iterdir() if ".writing" in entry.name]
+    return [f"left over: {name}" for name in sorted(strange)]
+
+
+def as_json(report: KillsReport) -> dict[str, Any]:
+    return {
+        "n": report.kills,
+        "seed": report.seed,
+        "settings": SETTINGS,
+        "acknowledged": dict(report.actions),
+        "labels": report.labels,
+        "done_but_not_acknowledged": report.unacknowledged,
+        "phases": dict(report.phases),
+        "memories_checked": report.memories,
+        "problems": report.problems,
+        "problem_count": report.problem_count,
+        "seconds": report.seconds,
+        "bar": "every acknowledged action is there, none twice, and the workspace verifies clean after every kill",
+    }

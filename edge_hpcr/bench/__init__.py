@@ -1,0 +1,1 @@
+"""Split benchmarks: datasets, runs, metrics, reports, plots."""

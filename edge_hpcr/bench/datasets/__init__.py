@@ -1,0 +1,49 @@
+"""Datasets of the split benchmarks: `load(name)` reads one, `get(name)` fetches it once.
+
+>>> digits = load("digits")
+>>> digits.train_images.shape, digits.train_images.dtype
+((1433, 8, 8, 3), dtype('uint8'))
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from edge_hpcr.bench.datasets import registry, sources, store
+from edge_hpcr.bench.datasets.digits import load_digits
+from edge_hpcr.bench.datasets.registry import DATASETS, Dataset, DatasetInfo
+from edge_hpcr.common.errors import UserError
+
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "default_root", "get", "load"]
+
+
+def default_root() -> Path:
+    """The folder that holds the datasets: $EDGE_HPCR_DATA, or ./datasets."""
+    return Path(os.environ.get("EDGE_HPCR_DATA") or "datasets")
+
+
+def load(name: str, root: Path | None = None) -> Dataset:
+    """A dataset that is on this machine, checked against the hashes stored with it."""
+    info = registry.info(name)
+    if name == "digits":
+        return load_digits()
+    if root is None:
+        return store.read(default_root(), name, info)
+    return store.read(root, name, info, options=f" --root {root}")
+
+
+def get(name: str, root: Path | None = None, source: str = "auto", folder: Path | None = None) -> Path:
+    """Fetch a dataset, check it and store it; returns its folder. One that is whole is left alone."""
+    info = registry.info(name)
+    place = root or default_root()
+    if not info.sources:
+        raise UserError(f"{name} is built in: there is nothing to fetch")
+    if (place / name).exists():
+        try:
+            store.read(place, name, info)
+        except UserError as error:
+            print(f"{name}: fetching it again: {error}", file=sys.stderr)
+        else:
+            print(f"{name}: already there and whole", file=sys.stderr)
+            return place / name
+    return sources.obtain(name, info, place, source, folder)

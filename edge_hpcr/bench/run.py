@@ -1,0 +1,435 @@
+"""The split benchmark: one run is one method on one dataset with one seed, and one JSON file.
+
+A run that is killed continues where it was: the learner and the run's progress are saved together, and a learner that
+was restored goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+import resource
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from edge_hpcr import __version__
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench import metrics
+from edge_hpcr.bench.datasets import registry
+from edge_hpcr.bench.split import STREAMS, SplitStream, blurry, split
+from edge_hpcr.common.allocator import keep_freed_memory
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
+from edge_hpcr.learner.memory import MemoryConfig
+
+SAVE_EVERY_SECONDS = 60.0
+PROGRESS_EVERY_SECONDS = 2.0
+_NEWER_SETTINGS = {"stream": "split"}  # what runs did before they said so
+RECENT_STEPS = 100  # over which the progress bar's accuracy is taken
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and saved itself."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, completely: the same RunConfig gives the same numbers on the same machine."""
+
+    dataset: str
+    learner: LearnerConfig
+    tasks: int
+    seed: int
+    limit: int | None = None
+    validation: bool = False
+    threads: int = 1
+    device: str = "auto"
+    label: str = ""  # what sets it apart from a plain run, for its name
+    stream: str = "split"
+
+    def __post_init__(self) -> None:
+        one_of("stream", self.stream, STREAMS)
+
+    @property
+    def name(self) -> str:
+        memory = self.learner.memory
+        size = f"{memory.samples}" if memory.samples is not None else f"{memory.bytes}B"
+        parts = [self.dataset, self.learner.method]
+        if self.tasks != registry.info(self.dataset).tasks:
+            parts.append(f"{self.tasks}tasks")
+        if methods.method_class(self.learner.method).uses_memory:
+            parts.append(size)
+        if memory.codec != "raw":
+            parts.append(f"{memory.codec}{memory.quality}")
+        if self.stream != "split":
+            parts.append(self.stream)
+        if self.limit is not None:
+            parts.append(f"limit{self.limit}")
+        if self.validation:
+            parts.append("validation")
+        if self.label:
+            parts.append(self.label)
+        return "-".join([*parts, f"seed{self.seed}"])
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with the learner."""
+
+    task: int = 0
+    position: int = 0  # in the task's training indices
+    accuracy: list[list[float]] = field(default_factory=list)
+    ema_accuracy: list[list[float]] = field(default_factory=list)
+    class_accuracy: list[dict[str, float]] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    correct_before_learning: int = 0
+    seen: int = 0
+
+
+class Run:
+    """One run of the benchmark, from its start or from where it was stopped."""
+
+    def __init__(self, config: RunConfig, out: Path, root: Path | None = None) -> None:
+        self.config = config
+        self.folder = Path(out)
+        self.result_path = self.folder / f"{config.name}.json"
+        self.checkpoint_path = self.folder / f"{config.name}.checkpoint"
+        self.progress_path = self.folder / f"{config.name}.progress"
+        self.dataset = data.load(config.dataset, root)
+        kind = methods.method_class(config.learner.method)
+        self.samples_per_step = kind.samples_per_step
+        self.stream = self._make_stream(kind.shuffled_passes)
+        self.stop_requested = False
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.learner = Learner(config.learner, config.device)
+        self.progress = Progress()
+        if self.learner.method.uses_memory:  # before hours of training, not when the last class arrives
+            self.learner.memory.check_holds(len(self.stream.class_order))
+
+    def _make_stream(self, passes: int) -> SplitStream:
+        config = self.config
+        if config.stream == "split" or passes:
+            return split(self.dataset, config.tasks, config.seed, config.limit, passes, config.validation)
+        # As many samples as the split stream with the same limit. Without one, half of the data: classes cannot be
+        # imbalanced while all of every class is shown.
+        samples = config.limit * config.tasks if config.limit else len(self.dataset.train_labels) // 2
+        return blurry(self.dataset, samples, config.seed, config.validation)
+
+    def _continue_if_begun(self) -> None:
+        if checkpoint.exists(self.checkpoint_path):
+            self.learner, notes = Learner.load(self.checkpoint_path, self.config.device)
+            if _NEWER_SETTINGS | notes["run"] != _plain(asdict(self.config)):
+                raise UserError(
+                    f"{self.checkpoint_path} belongs to a run with other settings; choose another --out, or start "
+                    "anew with --fresh"
+                )
+            self.progress = Progress(**notes["progress"])
+
+    @property
+    def steps_in_all(self) -> int:
+        return sum(-(-len(task.train) // self.samples_per_step) for task in self.stream.tasks)
+
+    def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
+        """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
+        with _only_here(self.folder / f"{self.config.name}.lock"):
+            torch.set_num_threads(self.config.threads)
+            keep_freed_memory()
+            self._continue_if_begun()
+            try:
+                self._train(bar_position, on_step)
+            except LossNotFinite:
+                self.save()
+                raise
+            result = self.result()
+            _write_json(self.result_path, result)
+            checkpoint.remove(self.checkpoint_path)
+            self.progress_path.unlink(missing_ok=True)
+            return result
+
+    def _train(self, bar_position: int, on_step: Callable[[Run], None] | None) -> None:
+        saved = shown = time.monotonic()
+        self._show_progress()
+        with self._progress_bar(bar_position) as bar, _stop_on_signal(self):
+            while self.progress.task < len(self.stream.tasks):
+                task = self.stream.tasks[self.progress.task]
+                while self.progress.position < len(task.train):
+                    self._step(task.train, bar)
+                    if on_step is not None:
+                        on_step(self)
+                    if self.stop_requested:
+                        self.save()
+                        raise Interrupted
+                    if time.monotonic() - shown > PROGRESS_EVERY_SECONDS:
+                        self._show_progress()
+                        shown = time.monotonic()
+                    if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                        self.save()
+                        saved = time.monotonic()
+                self._evaluate()
+                self.progress.task += 1
+                self.progress.position = 0
+                self._report_task(bar)
+                self._show_progress()
+                self.save()
+                saved = time.monotonic()
+
+    def _step(self, order: np.ndarray, bar: tqdm) -> None:
+        progress = self.progress
+        begun = time.perf_counter()
+        chosen = order[progress.position : progress.position + self.samples_per_step]
+        report = self.learner.observe(self.dataset.train_images[chosen], self.dataset.train_labels[chosen])
+        seconds = time.perf_counter() - begun
+        progress.position += len(chosen)
+        progress.seen += len(chosen)
+        progress.correct_before_learning += report.correct
+        progress.step_seconds.append(round(seconds, 5))
+        progress.train_seconds += seconds
+        self._recent.append(report.correct / len(chosen))
+        bar.update()
+        if not bar.disable:
+            accuracy = f"incoming {np.mean(self._recent):.0%}{self._last_accuracy()}"
+            bar.set_postfix_str(f"task {progress.task + 1}, {accuracy}", refresh=False)
+
+    def _last_accuracy(self) -> str:
+        rows = self.progress.accuracy
+        return f", A_{len(rows)} {metrics.final_accuracy(rows):.1%}" if rows else ""
+
+    def _evaluate(self) -> None:
+        """Accuracy on every task so far, over the classes seen so far, with the live and the averaged weights."""
+        begun = time.perf_counter()
+        tasks = self.stream.tasks[: self.progress.task + 1]
+        indices = np.concatenate([task.test for task in tasks])
+        ends = np.cumsum([len(task.test) for task in tasks])[:-1]
+        images, labels = self.stream.test_images[indices], self.stream.test_labels[indices]
+        correct = self.learner.predict(images).best == labels
+        self.progress.accuracy.append([float(part.mean()) for part in np.split(correct, ends)])
+        self.progress.class_accuracy.append(
+            {str(c): float(correct[labels == c].mean()) for task in tasks for c in task.classes}
+        )
+        if self.learner.average is not None:
+            averaged = self.learner.predict(images, averaged=True).best == labels
+            self.progress.ema_accuracy.append([float(part.mean()) for part in np.split(averaged, ends)])
+        self.progress.eval_seconds += time.perf_counter() - begun
+
+    def _progress_bar(self, position: int) -> tqdm:
+        return tqdm(
+            total=self.steps_in_all,
+            initial=len(self.progress.step_seconds),
+            desc=self.config.name,
+            unit="step",
+            position=position,
+            disable=None,  # no bar where nobody watches
+            dynamic_ncols=True,
+        )
+
+    def _report_task(self, bar: tqdm) -> None:
+        if bar.disable:
+            print(
+                f"{self.config.name}: task {self.progress.task} of {len(self.stream.tasks)}{self._last_accuracy()}, "
+                f"{self._seconds / 60:.1f} min, about {self._seconds_left / 60:.1f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    @property
+    def _seconds(self) -> float:
+        return self.progress.train_seconds + self.progress.eval_seconds
+
+    @property
+    def _seconds_left(self) -> float:
+        done = len(self.progress.step_seconds)
+        return self._seconds / done * (self.steps_in_all - done)
+
+    def _show_progress(self) -> None:
+        """Where the run stands, in a small file for whoever watches from another process."""
+        progress = self.progress
+        facts = {
+            "task": progress.task,
+            "tasks": len(self.stream.tasks),
+            "step": len(progress.step_seconds),
+            "steps": self.steps_in_all,
+            "incoming": float(np.mean(self._recent)) if self._recent else None,
+            "accuracy_matrix": progress.accuracy,
+            "ema_accuracy_matrix": progress.ema_accuracy,
+            "seconds": self._seconds,
+            "seconds_left": self._seconds_left if progress.step_seconds else None,
+        }
+        temporary = self.progress_path.with_name(self.progress_path.name + ".writing")
+        # Perhaps nobody watches: a full disk stops the run when it has something to save, not here.
+        with suppress(OSError):
+            temporary.write_text(json.dumps(facts, allow_nan=False))
+            temporary.replace(self.progress_path)
+
+    def save(self) -> None:
+        self.progress.peak_rss_bytes = max(self.progress.peak_rss_bytes, _peak_rss())
+        notes = {"run": _plain(asdict(self.config)), "progress": asdict(self.progress)}
+        self.learner.save(self.checkpoint_path, notes)
+
+    def result(self) -> dict[str, Any]:
+        progress, learner, memory = self.progress, self.learner, self.learner.memory
+        p50, p95 = np.percentile(progress.step_seconds, [50, 95]) * 1e3
+        uses_memory = learner.method.uses_memory
+        return {
+            "dataset": self.config.dataset,
+            "method": self.config.learner.method,
+            "tasks": len(self.stream.tasks),
+            "seed": self.config.seed,
+            "class_order": list(self.stream.class_order),
+            "buffer_samples": len(memory) if uses_memory else 0,
+            "budget_bytes": self.config.learner.memory.bytes if uses_memory else 0,
+            "bytes": memory.byte_breakdown(),
+            "overhead": memory.overhead(),
+            "accuracy_matrix": progress.accuracy,
+            "class_accuracy": progress.class_accuracy,
+            **metrics.summary(progress.accuracy),
+            "ema": metrics.summary(progress.ema_accuracy) if progress.ema_accuracy else None,
+            "ema_accuracy_matrix": progress.ema_accuracy,
+            "steps": learner.step,
+            "accuracy_before_learning": progress.correct_before_learning / progress.seen,
+            "train_seconds": progress.train_seconds,
+            "eval_seconds": progress.eval_seconds,
+            "samples_per_second": progress.seen / progress.train_seconds,
+            "step_ms": {"p50": float(p50), "p95": float(p95)},
+            "peak_rss_bytes": max(progress.peak_rss_bytes, _peak_rss()),
+            "config": _plain(asdict(self.config)) | {"method_options": learner.method.config_dict()},
+            "versions": versions(self.config.threads, str(learner.device)),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+
+def finished_result(config: RunConfig, out: Path) -> dict[str, Any] | None:
+    """The result of this very run, if it is on disk already."""
+    path = Path(out) / f"{config.name}.json"
+    if not path.is_file():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        config_there = _NEWER_SETTINGS | dict(result["config"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
+    wanted = _plain(asdict(config))
+    if {key: config_there.get(key) for key in wanted} != wanted:
+        raise UserError(
+            f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
+        )
+    return result
+
+
+def make_config(
+    dataset: str,
+    method: str = "hpcr",
+    seed: int = 0,
+    memory: MemoryConfig | None = None,
+    tasks: int | None = None,
+    method_options: dict[str, Any] | None = None,
+    learner_options: dict[str, Any] | None = None,
+    **run_options: Any,
+) -> RunConfig:
+    """A run with the dataset's own image size and number of tasks."""
+    info = registry.info(dataset)
+    learner = LearnerConfig(
+        height=info.side,
+        width=info.side,
+        method=method,
+        method_options=method_options or {},
+        memory=memory or MemoryConfig(samples=200),
+        seed=seed,
+        **(learner_options or {}),
+    )
+    methods.create(method, learner.method_options)
+    return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
+
+
+def versions(threads: int, device: str) -> dict[str, Any]:
+    return {
+        "edge_hpcr": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "hardware": hardware(),
+        "threads": threads,
+        "device": device,
+    }
+
+
+def hardware() -> str:
+    """The processor's name, as a reader of a result wants it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()} ({platform.machine()})"
+    return f"{platform.processor() or 'unknown processor'} ({platform.machine()})"
+
+
+def _peak_rss() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples as lists, so that a saved configuration compares equal."""
+    return json.loads(json.dumps(value))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".json.writing")
+    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    flush_to_disk(temporary)
+    temporary.rename(path)
+    flush_to_disk(path.parent)  # before the checkpoint goes that could make it again
+
+
+@contextmanager
+def _only_here(lock: Path) -> Iterator[None]:
+    """Refuse to run what another process is running: both would write the same checkpoint."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{lock.stem} is being run by another process; wait, or choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _stop_on_signal(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run after the step that is under way; a second one ends it at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        run.stop_requested = True
+        signal.signal(number, previous[number])
+
+    previous: dict[int, Any] = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    for number in previous:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

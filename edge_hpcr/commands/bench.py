@@ -1,0 +1,296 @@
+"""`python -m edge_hpcr bench`: from the command line to runs, one process a seed."""
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench import presets, report
+from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import parse_bytes, parse_setting
+from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
+
+EXAMPLES = """\
+examples:
+  python -m edge_hpcr bench --dataset digits --method hpcr            the embedded data, in seconds
+  python -m edge_hpcr bench --preset paper/cifar10-200 --seeds 3      a cell of the paper's table
+  python -m edge_hpcr bench --dataset cifar10 --budget 2.59MB --codec webp
+  python -m edge_hpcr bench --dataset cifar10 --buffer 200 --set schedule=cosine --set batch_norm=joint
+
+A run that was stopped (Ctrl-C, a power cut) continues when the same command is given again.
+"""
+DEFAULT_BUFFER = 200
+LONGEST_LABEL = 80  # file systems allow 255 bytes a name
+DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 3  # how one run ended
+_LEARNER_OPTIONS = ("views", "replay", "nf", "tau", "optimiser", "lr", "batch_norm", "ema_decay")
+_MEMORY_OPTIONS = ("precision",)
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="run a split benchmark",
+        description="Learn a dataset task by task in a single pass, and test after each task.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what to run")
+    what.add_argument(
+        "--preset", metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}"
+    )
+    what.add_argument("--dataset", metavar="NAME", help=", ".join(data.DATASETS))
+    what.add_argument(
+        "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)"
+    )
+    what.add_argument("--tasks", type=_positive, metavar="N", help="number of tasks (default: the paper's)")
+    what.add_argument(
+        "--stream",
+        default="split",
+        help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced "
+        "(default: split)",
+    )
+    what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
+    what.add_argument(
+        "--validation", action="store_true", help="test on a held-out tenth of the training set instead"
+    )
+    memory = parser.add_argument_group("memory")
+    size = memory.add_mutually_exclusive_group()
+    size.add_argument(
+        "--buffer", type=_positive, metavar="SAMPLES", help=f"number of samples (default: {DEFAULT_BUFFER})"
+    )
+    size.add_argument("--budget", metavar="BYTES", help="everything that is kept of samples, like 2MB")
+    memory.add_argument(
+        "--codec", default="raw", help="how images are kept: raw, webp, jpeg, png (default: raw)"
+    )
+    memory.add_argument(
+        "--quality", type=int, default=MemoryConfig.quality, help="of webp and jpeg (default: %(default)s)"
+    )
+    how = parser.add_argument_group("how to run")
+    seeds = how.add_mutually_exclusive_group()
+    seeds.add_argument("--seeds", type=_positive, metavar="N", help="run seeds 0 to N-1")
+    seeds.add_argument("--seed", type=_seed, metavar="K", help="run one seed (default: 0)")
+    how.add_argument("--jobs", type=_positive, metavar="N", help="seeds at a time (default: one a core)")
+    how.add_argument("--threads", type=_positive, metavar="N", default=1, help="threads a run (default: 1)")
+    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    how.add_argument(
+        "--root", type=Path, metavar="DIR", help="where datasets are (default: $EDGE_HPCR_DATA or ./datasets)"
+    )
+    how.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("runs"), help="where results go (default: runs)"
+    )
+    how.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=_settings_help()
+    )
+    how.add_argument("--fresh", action="store_true", help="forget an earlier run of the same name")
+    parser.set_defaults(func=command)
+
+
+def _settings_help() -> str:
+    options = sorted(
+        {field.name for name in methods.NAMES for field in fields(methods.method_class(name).Config)}
+    )
+    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 4294967295")
+    return int(text)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    runs = configure(arguments)
+    out: Path = arguments.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
+        ) from None
+    data.load(runs[0].dataset, arguments.root)  # missing or damaged data: say so once, not once a process
+    for run in runs:
+        if arguments.fresh:
+            (out / f"{run.name}.json").unlink(missing_ok=True)
+            checkpoint.remove(out / f"{run.name}.checkpoint")
+    waiting = [run for run in runs if finished_result(run, out) is None]
+    for run in runs:
+        if run not in waiting:
+            print(
+                f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)",
+                file=sys.stderr,
+            )
+    jobs = arguments.jobs or max(1, (os.cpu_count() or 1) // arguments.threads)
+    with _interruptible():
+        code = _run_all(waiting, out, arguments.root, jobs)
+    if code == WRONG_INPUT:
+        return code
+    if code != DONE:
+        how = "stopped and saved" if code == INTERRUPTED else "a run died"
+        print(f"{how}; the same command continues", file=sys.stderr)
+        return 1
+    results = [result for run in runs if (result := finished_result(run, out)) is not None]
+    print(report.table(results))
+    return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The command stops its processes before it goes, whoever asks it to.
+
+    SIGINT too: a shell starts a background job with Ctrl-C ignored, and then Python does not listen to it by itself.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def configure(arguments: argparse.Namespace) -> list[RunConfig]:
+    """The runs that a command line asks for, one a seed."""
+    setting = presets.preset(arguments.preset) if arguments.preset else None
+    dataset = arguments.dataset or (setting.dataset if setting else None)
+    if dataset is None:
+        raise UserError(
+            f"name a dataset (--dataset {'|'.join(data.DATASETS)}) or a preset (--preset {next(iter(presets.PRESETS))})"
+        )
+    if setting and dataset != setting.dataset:
+        raise UserError(f"--dataset {dataset} contradicts --preset {arguments.preset}: leave one of them out")
+    data.registry.info(dataset)
+    kind = methods.method_class(arguments.method)
+    method_fields = {field.name for field in fields(kind.Config)}
+    defaults = setting.method_options if setting else presets.METHOD_OPTIONS.get(dataset, {})
+    method_options = {key: value for key, value in defaults.items() if key in method_fields}
+    learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
+    memory_options: dict[str, Any] = {"codec": arguments.codec, "quality": arguments.quality}
+    for key, value in map(parse_setting, arguments.settings):
+        if key in method_fields:
+            method_options[key] = value
+        elif key in _LEARNER_OPTIONS:
+            learner_options[key] = value
+        elif key in _MEMORY_OPTIONS:
+            memory_options[key] = value
+        else:
+            known = sorted({*method_fields, *_LEARNER_OPTIONS, *_MEMORY_OPTIONS})
+            raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
+    for options, config in (
+        (method_options, kind.Config),
+        (learner_options, LearnerConfig),
+        (memory_options, MemoryConfig),
+    ):
+        _check_types(options, config)
+    if arguments.budget is not None:
+        memory = MemoryConfig(bytes=parse_bytes(arguments.budget), **memory_options)
+    else:
+        buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
+        memory = MemoryConfig(samples=buffer, **memory_options)
+    labels = [text.replace("/", "_") for text in sorted(arguments.settings)]
+    if setting and setting.learner_options:
+        labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+    label = "-".join(labels)
+    if len(label) > LONGEST_LABEL:
+        label = f"{label[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+    seeds = range(arguments.seeds) if arguments.seeds else [arguments.seed or 0]
+    return [
+        make_config(
+            dataset,
+            arguments.method,
+            seed,
+            memory,
+            arguments.tasks,
+            method_options,
+            learner_options,
+            limit=arguments.limit,
+            validation=arguments.validation,
+            threads=arguments.threads,
+            device=arguments.device,
+            label=label,
+            stream=arguments.stream,
+        )
+        for seed in seeds
+    ]
+
+
+def _check_types(options: dict[str, Any], config: type) -> None:
+    """Each option is of the type that its field's default has."""
+    declared = {field.name: field for field in fields(config)}
+    for key, value in options.items():
+        default = declared[key].default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
+        if not fits and not (value is None and "None" in str(declared[key].type)):
+            raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
+
+
+def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:
+    """DONE, or the code of the first run that did not come to its end."""
+    if len(runs) <= 1 or jobs == 1:
+        return next((code for run in runs if (code := _run_one(run, out, root, 0)) != DONE), DONE)
+    # Spawned, not forked: PyTorch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    waiting = [
+        context.Process(target=_run_in_process, args=(run, out, root, i)) for i, run in enumerate(runs)
+    ]
+    running: list[BaseProcess] = []
+    failed = DONE
+    try:
+        while running or (waiting and failed == DONE):
+            while waiting and len(running) < jobs and failed == DONE:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            connection.wait([process.sentinel for process in running])
+            ended = [process for process in running if process.exitcode is not None]
+            running = [process for process in running if process not in ended]
+            failed = next((p.exitcode for p in ended if p.exitcode not in (DONE, None)), failed)
+    except KeyboardInterrupt:
+        # A terminal's Ctrl-C reached them too; SIGTERM asks those for which it was not meant, and is no second Ctrl-C.
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+        return INTERRUPTED
+    return failed
+
+
+def _run_in_process(run: RunConfig, out: Path, root: Path | None, position: int) -> None:
+    try:
+        code = _run_one(run, out, root, position)
+    except UserError as error:
+        print(f"edge_hpcr: {error}", file=sys.stderr)
+        code = WRONG_INPUT
+    sys.exit(code)
+
+
+def _run_one(run: RunConfig, out: Path, root: Path | None, position: int) -> int:
+    try:
+        Run(run, out, root).run(position)
+    except (Interrupted, KeyboardInterrupt):
+        return INTERRUPTED
+    return DONE

@@ -1,0 +1,1 @@
+"""The learner: network, losses, augmentation, memory, methods, checkpoints."""

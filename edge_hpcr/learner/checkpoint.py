@@ -1,0 +1,139 @@
+"""A folder that is whole or absent: tensors as safetensors, the rest as JSON, never a pickle.
+
+A checkpoint is written to a temporary folder beside its place, flushed to disk, and renamed. `checkpoint.json` carries
+the SHA-256 of every other file, so that a file that was cut short or changed is found and named before it is used.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from edge_hpcr import __version__
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk, sha256
+
+
+class DamagedCheckpoint(UserError):
+    """Cut short or changed; an older checkpoint may be whole."""
+
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".previous")
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".writing")
+
+
+def _is_empty_folder(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _facts_hash(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+    """Write `facts` and one safetensors file for each group of `arrays`; replaces an older checkpoint there."""
+    folder = Path(folder)
+    temporary = _unfinished(folder)
+    if folder.exists() and not (folder / INDEX).is_file() and not _is_empty_folder(folder):
+        raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a power cut left of an earlier one
+        temporary.mkdir(parents=True)
+        for name, group in arrays.items():
+            save_file(
+                {key: np.ascontiguousarray(value) for key, value in group.items()},
+                temporary / f"{name}.safetensors",
+            )
+        hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        index = {"format": FORMAT, "version": __version__, "sha256": hashes, "facts": facts}
+        index["facts_sha256"] = _facts_hash(facts)
+        (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
+        for path in [*temporary.iterdir(), temporary]:
+            flush_to_disk(path)
+        _swap_in(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot write the checkpoint {folder}: {reason}; is there room, and a right to write?"
+        ) from error
+
+
+def _swap_in(temporary: Path, folder: Path) -> None:
+    # A folder cannot replace another one in a single step. Whenever the power goes, either name holds a whole
+    # checkpoint, and `read` looks at both.
+    previous = _previous(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+    temporary.rename(folder)
+    flush_to_disk(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def exists(folder: Path) -> bool:
+    return any((place / INDEX).is_file() for place in (Path(folder), _previous(Path(folder))))
+
+
+def remove(folder: Path) -> None:
+    """Whole or absent: a folder that is half removed must not have a checkpoint's name."""
+    folder = Path(folder)
+    leaving = folder.with_name(folder.name + ".removing")
+    if folder.exists():
+        shutil.rmtree(leaving, ignore_errors=True)
+        folder.rename(leaving)
+    for place in (leaving, _previous(folder), _unfinished(folder)):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
+    folder = Path(folder)
+    place = folder if (folder / INDEX).is_file() else _previous(folder)
+    try:
+        index = json.loads((place / INDEX).read_text())
+        written_format, hashes, facts = index["format"], dict(index["sha256"]), index["facts"]
+    except FileNotFoundError:
+        raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
+    except OSError as error:
+        raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(
+            f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
+        ) from None
+    if written_format != FORMAT:
+        raise UserError(
+            f"checkpoint {place} has format {written_format}, this version ({__version__}) reads format {FORMAT}: "
+            f"use the version that wrote it ({index.get('version', 'unknown')})"
+        )
+    if index.get("facts_sha256") != _facts_hash(facts):
+        raise DamagedCheckpoint(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
+    arrays = {}
+    for name, expected in hashes.items():
+        path = place / name
+        if not path.is_file():
+            raise DamagedCheckpoint(f"damaged checkpoint: {path} is missing; use an older checkpoint")
+        if sha256(path) != expected:
+            raise DamagedCheckpoint(
+                f"damaged checkpoint: {path} was cut short or changed; use an older checkpoint"
+            )
+        try:
+            arrays[path.stem] = load_file(path)
+        except SafetensorError as error:
+            raise DamagedCheckpoint(
+                f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint"
+            ) from None
+    return arrays, facts

@@ -1,0 +1,464 @@
+"""The learner: shows it images and labels, asks it for predictions; classes may arrive with any batch.
+
+It is told of no task. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, a whole number from 0 on that stays
+with its class for life. Inside, classes are columns in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.learner import checkpoint, methods, optimise
+from edge_hpcr.learner.augment import AugmentConfig, augment
+from edge_hpcr.learner.ema import WeightAverage
+from edge_hpcr.learner.memory import MemoryConfig, Replay, ReplayMemory
+from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.network import Network
+
+PREDICTION_BATCH = 256
+
+
+class LossNotFinite(UserError):
+    """The step was not taken: weights, memory, random numbers and statistics are as before it.
+
+    A class that came with the batch stays known, with its first proxy.
+    """
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Everything that decides how a learner learns. The defaults are the paper's."""
+
+    height: int = 32
+    width: int = 32
+    method: str = "hpcr"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    views: bool = True  # every image beside one augmented view of itself
+    replay: int = 10  # samples from memory in a step
+    nf: int = 20
+    tau: float = 0.09
+    optimiser: str = "sgd"
+    lr: float = 0.1
+    batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
+    ema_decay: float | None = 0.99
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("batch_norm", self.batch_norm, ("separate", "joint"))
+        one_of("optimiser", self.optimiser, optimise.KINDS)
+        for name, lowest in (("nf", 1), ("replay", 0)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
+        for name in ("tau", "lr"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name} {getattr(self, name)}: give a positive number")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
+        # JSON has no tuples.
+        jitter: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()
+        }
+        nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**jitter)}
+        return cls(**{**values, **nested})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Row i answers for image i; column c of `scores` stands for class `class_ids[c]`."""
+
+    scores: np.ndarray  # probabilities, float32 [N, C]
+    similarity: np.ndarray  # cosine to the nearest proxy, float32 [N]
+    class_ids: np.ndarray  # int64 [C]
+
+    @property
+    def best(self) -> np.ndarray:
+        """The most probable class id of each image."""
+        return self.class_ids[self.scores.argmax(1)]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    step: int
+    loss: float
+    correct: int  # of the incoming images, as this step's forward pass classified them before it learned them
+    replayed: int
+    seconds: float
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the best device that works here."""
+    one_of("device", name, ("auto", "cpu", "cuda", "mps"))
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda: PyTorch finds no usable CUDA GPU here; use --device cpu (or auto)")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device mps: PyTorch finds no Apple GPU here; use --device cpu (or auto)")
+    return torch.device(name)
+
+
+class Learner:
+    """A classifier that learns from single labelled images, for life.
+
+    >>> import numpy as np
+    >>> learner = Learner(LearnerConfig(height=8, width=8), device="cpu")
+    >>> dark, bright = np.zeros((4, 8, 8, 3), np.uint8), np.full((4, 8, 8, 3), 255, np.uint8)
+    >>> for _ in range(10):
+    ...     _ = learner.observe(np.concatenate([dark, bright]), [7, 7, 7, 7, 9, 9, 9, 9])
+    >>> [int(c) for c in learner.predict(np.stack([dark[0], bright[0]])).class_ids]
+    [7, 9]
+    """
+
+    def __init__(self, config: LearnerConfig | None = None, device: str | torch.device = "auto") -> None:
+        self.config = config = config if config is not None else LearnerConfig()
+        self.device = device if isinstance(device, torch.device) else resolve_device(device)
+        self.method = methods.create(config.method, config.method_options)
+        self.rng = np.random.default_rng(config.seed)
+        self.network = Network((config.height, config.width), config.nf, config.tau, config.seed).to(
+            self.device
+        )
+        self.optimiser = optimise.Optimiser(config.optimiser, config.lr, self.network)
+        self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
+        self.memory = ReplayMemory(
+            config.memory,
+            (config.height, config.width, 3),
+            self.network.feature_size if self.method.stores_features else 0,
+            self.method.stores_logits,
+            self.rng,
+        )
+        self.class_ids: list[int] = []
+        self.step = 0
+
+    # Classes ------------------------------------------------------------------------------------------------------
+
+    def add_class(self, class_id: int) -> int:
+        """Make room for a class; returns its column. What the learner knows of other classes does not change."""
+        (class_id,) = self._check_integers([class_id], 1, "class ids")
+        if class_id in self.class_ids:
+            raise UserError(f"class {class_id} exists already; give a new class another id")
+        if self.method.uses_memory:
+            self.memory.add_class()
+        bound = self.network.feature_size**-0.5
+        proxy = torch.from_numpy(
+            self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32)
+        )
+        for network in self._networks():
+            network.append_proxy(proxy)
+        self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
+        self.class_ids.append(int(class_id))
+        return len(self.class_ids) - 1
+
+    def drop_class(self, class_id: int) -> int:
+        """Forget a class and every sample of it in memory; returns how many those were."""
+        column = self.column(class_id)
+        removed = self.memory.drop_class(column) if self.method.uses_memory else 0
+        for network in self._networks():
+            network.remove_proxy(column)
+        self.optimiser.follow_proxies(kept=[c for c in range(len(self.class_ids)) if c != column])
+        del self.class_ids[column]
+        return removed
+
+    def relabel(self, sample_id: int, class_id: int) -> bool:
+        """Correct a sample in memory; False when the memory does not hold it."""
+        if class_id not in self.class_ids:
+            self.add_class(class_id)
+        return self.method.uses_memory and self.memory.relabel(sample_id, self.column(class_id))
+
+    def forget(self, sample_id: int) -> bool:
+        """Remove a sample from memory; the weights keep what they learned from it. False when it is not held."""
+        return self.method.uses_memory and self.memory.remove(sample_id)
+
+    def column(self, class_id: int) -> int:
+        if class_id not in self.class_ids:
+            raise UserError(f"unknown class {class_id}: the learner knows {self.class_ids or 'none yet'}")
+        return self.class_ids.index(class_id)
+
+    def _networks(self) -> list[Network]:
+        return [self.network] if self.average is None else [self.network, self.average.network]
+
+    # Learning -----------------------------------------------------------------------------------------------------
+
+    def observe(
+        self, images: np.ndarray, labels: Any, ids: np.ndarray | None = None, remember: bool = True
+    ) -> StepReport:
+        """One step on a batch of labelled images, and on as many from memory; then the memory may keep some of them.
+
+        `remember=False` is for samples that the memory has been offered before (a corrected label).
+        """
+        begun = time.perf_counter()
+        self._check_images(images)
+        labels = self._check_integers(labels, len(images), "class ids")
+        if ids is not None:
+            ids = np.array(self._check_integers(ids, len(images), "sample ids"), dtype=np.int64)
+        for class_id in labels:
+            if class_id not in self.class_ids:
+                self.add_class(class_id)
+        columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
+        before = self._state_before_step()
+        replay = self._choose_replay(images, columns)
+        return self._step(begun, before, images, columns, replay, ids, remember)
+
+    def rehearse(self) -> StepReport | None:
+        """One more step on what the memory holds, for idle time; nothing is stored. None when it holds nothing.
+
+        Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
+        """
+        begun = time.perf_counter()
+        before = self._state_before_step()
+        held = len(self.memory)
+        if not held:
+            return None
+        slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+        half = (len(slots) + 1) // 2
+        first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
+        return self._step(begun, before, first.images, first.labels, replay, None, remember=False)
+
+    def _step(
+        self,
+        begun: float,
+        before: tuple[Mapping[str, Any], list[Tensor]],
+        images: np.ndarray,
+        columns: np.ndarray,
+        replay: Replay,
+        ids: np.ndarray | None,
+        remember: bool,
+    ) -> StepReport:
+        inputs = self._inputs(images, replay)
+        batch, loss = self._forward_and_backward(inputs, columns, replay)
+        loss_value = float(loss)
+        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
+        gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
+        if not np.isfinite(loss_value + gradient):
+            self._restore(before)
+            raise LossNotFinite(
+                f"the loss is {loss_value} and its gradient's norm {gradient} at step {self.step}: the step was not taken; lower the learning rate "
+                f"({self.config.lr}), or continue from an older checkpoint"
+            )
+        self.method.adjust_gradients(self, batch)
+        self.optimiser.step()
+        if self.average is not None:
+            self.average.update(self.network, self.step)
+        if remember:
+            self._remember(images, columns, batch, ids)
+        self.method.after_step(self, batch)
+        self.step += 1
+        correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
+        return StepReport(self.step - 1, loss_value, correct, len(replay.ids), time.perf_counter() - begun)
+
+    def _check_images(self, images: np.ndarray) -> None:
+        expected = (self.config.height, self.config.width, 3)
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+            kind = getattr(images, "dtype", type(images).__name__)
+            raise UserError(
+                f"images are {kind}: give a NumPy array of uint8, RGB, [N, {expected[0]}, {expected[1]}, 3]"
+            )
+        if images.ndim != 4 or images.shape[1:] != expected:
+            raise UserError(
+                f"images have shape {images.shape}: this learner takes [N, {expected[0]}, {expected[1]}, 3]"
+            )
+        if len(images) == 0:
+            raise UserError("an empty batch: give at least one image")
+
+    @staticmethod
+    def _check_integers(values: Any, count: int, what: str) -> list[int]:
+        array = np.asarray(values)
+        if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
+            raise UserError(
+                f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one an image"
+            )
+        if (array < 0).any():
+            raise UserError(f"{what}: {int(array.min())} is negative; they count from 0")
+        return [int(value) for value in array]
+
+    def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
+        if self.method.uses_memory and len(self.memory):
+            return self.method.choose_replay(self, images, columns, self.config.replay)
+        return self.memory.sample(0)
+
+    def to_device(self, images: np.ndarray) -> Tensor:
+        """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
+        # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
+        return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+    def _inputs(self, images: np.ndarray, replay: Replay) -> list[Tensor]:
+        """The images of the incoming and of the replayed group, each followed by its augmented views."""
+        plain = self.to_device(np.concatenate([images, replay.images]))
+        split = [len(images), len(replay.ids)]
+        groups = list(plain.split(split))
+        if self.config.views:
+            views = augment(plain, self.rng, self.config.augment).split(split)
+            groups = [torch.cat(pair) for pair in zip(groups, views, strict=True)]
+        return [group for group in groups if len(group)]
+
+    def _forward_and_backward(
+        self, inputs: list[Tensor], columns: np.ndarray, replay: Replay
+    ) -> tuple[Batch, Tensor]:
+        views = 2 if self.config.views else 1
+        records = Records(
+            *(self._repeated(array, views) for array in (replay.logits, replay.features, replay.known))
+        )
+        labels = torch.cat([self._repeated(columns, views), self._repeated(replay.labels, views)])
+        images = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
+        features = self._features(images, [len(group) for group in inputs])
+        batch = Batch(
+            images=images,
+            logits=self.network.logits(features),
+            features=features,
+            labels=labels,
+            incoming_rows=views * len(columns),
+            distinct_samples=len(columns) + len(replay.ids),
+            records=records,
+            step=self.step,
+            tau=self.config.tau,
+        )
+        loss = self.method.loss(batch)
+        self.network.zero_grad(set_to_none=True)
+        loss.backward()
+        return batch, loss.detach()
+
+    def _repeated(self, array: np.ndarray, views: int) -> Tensor:
+        return torch.from_numpy(np.concatenate([array] * views)).to(self.device)
+
+    def _features(self, images: Tensor, groups: list[int]) -> Tensor:
+        # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
+        joint = self.config.batch_norm == "joint" or 1 in groups
+        self.network.train(len(images) > 1)
+        return self.network.features(images, None if joint else groups)
+
+    def _remember(
+        self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
+    ) -> None:
+        """Offer the incoming samples to the memory, with what this step's own forward pass said of the plain images."""
+        if not self.method.uses_memory:
+            return
+        chosen = self.method.choose_stored(self, batch)
+        if chosen is not None and len(chosen) == 0:
+            return
+        rows = slice(None) if chosen is None else chosen
+        count = len(images)
+        logits = batch.logits[:count].detach().cpu().numpy() if self.method.stores_logits else None
+        features = None
+        if self.method.stores_features:
+            # SCD reads directions only; of length one they fit 16 bits whatever the network does.
+            features = F.normalize(batch.features[:count].detach(), dim=1).cpu().numpy()[rows]
+        self.memory.update(
+            images[rows],
+            columns[rows],
+            None if logits is None else logits[rows],
+            features,
+            None if ids is None else ids[rows],
+        )
+
+    def _state_before_step(self) -> tuple[Mapping[str, Any], list[Tensor]]:
+        return self.rng.bit_generator.state, [buffer.clone() for buffer in self.network.buffers()]
+
+    def _restore(self, before: tuple[Mapping[str, Any], list[Tensor]]) -> None:
+        self.rng.bit_generator.state, buffers = before
+        for buffer, good in zip(self.network.buffers(), buffers, strict=True):
+            buffer.copy_(good)
+        self.network.zero_grad(set_to_none=True)
+
+    def average_weights(self, decay: float | None) -> None:
+        """Keep an average of the weights from now on, or none."""
+        if decay is None:
+            self.average = None
+        elif self.average is None:
+            self.average = WeightAverage(self.network, decay)
+        self.config = replace(self.config, ema_decay=decay)
+
+    # Predicting ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, images: np.ndarray, averaged: bool = False) -> Prediction:
+        """Probabilities over the classes seen so far, and how near the nearest proxy is; `averaged` uses the EMA."""
+        self._check_images(images)
+        if not self.class_ids:
+            raise UserError(
+                "nothing to predict yet: the learner knows no class; observe a labelled image first"
+            )
+        network = self.network
+        if averaged:
+            if self.average is None:
+                raise UserError("this learner keeps no averaged weights: set ema_decay when it is made")
+            network = self.average.network
+        network.eval()
+        scores, similarity = [], []
+        for start in range(0, len(images), PREDICTION_BATCH):
+            features = network.features(self.to_device(images[start : start + PREDICTION_BATCH]))
+            scores.append(self.method.class_logits(self, network, features).softmax(1).cpu().numpy())
+            similarity.append(network.similarities(features).amax(1).cpu().numpy())
+        ids = np.array(self.class_ids, dtype=np.int64)
+        return Prediction(np.concatenate(scores), np.concatenate(similarity), ids)
+
+    # Checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, notes: dict[str, Any] | None = None) -> None:
+        """The whole learner as a folder; `notes` come back from `load` (a benchmark keeps its progress there)."""
+        memory_arrays, memory_facts = self.memory.state()
+        arrays = {
+            "network": _to_numpy(self.network.state_dict()),
+            "optimiser": _to_numpy(self.optimiser.state()),
+            "method": _to_numpy(self.method.state()),
+            "memory": memory_arrays,
+        }
+        if self.average is not None:
+            arrays["average"] = _to_numpy(self.average.network.state_dict())
+        facts = {
+            "config": asdict(self.config),
+            "class_ids": self.class_ids,
+            "step": self.step,
+            "rng": self.rng.bit_generator.state,
+            "memory": memory_facts,
+            "notes": notes or {},
+        }
+        checkpoint.write(Path(folder), arrays, facts)
+
+    @classmethod
+    def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:
+        """The learner that `save` wrote, which continues bit for bit, and the notes saved with it."""
+        arrays, facts = checkpoint.read(Path(folder))
+        try:
+            return cls._restored(arrays, facts, device), facts["notes"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            # Every file is as it was written, so somebody else wrote it.
+            raise UserError(f"checkpoint {folder} is of another version of the learner ({error})") from error
+
+    @classmethod
+    def _restored(
+        cls, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any], device: str | torch.device
+    ) -> Learner:
+        learner = cls(LearnerConfig.from_dict(facts["config"]), device)
+        learner.class_ids = [int(class_id) for class_id in facts["class_ids"]]
+        learner.step = facts["step"]
+        learner.rng.bit_generator.state = facts["rng"]
+        learner.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], learner.rng)
+        names = ["network"] if learner.average is None else ["network", "average"]
+        for name, network in zip(names, learner._networks(), strict=True):
+            network.take_over(learner._to_tensors(arrays[name]))
+        learner.optimiser.follow_proxies(kept=[])
+        learner.optimiser.load_state(learner._to_tensors(arrays["optimiser"]))
+        learner.method.load_state(learner._to_tensors(arrays["method"]))
+        return learner
+
+    def _to_tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+
+
+def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,501 @@
+"""The replay memory: a fair sample of everything seen, inside a budget of bytes or of samples.
+
+A slot of a 32x32 image with 160 features and 10 classes costs 3,424 bytes raw (image 3,072, features 320,
+logits 20, label 2, bookkeeping 10), where float32 storage of the same sample takes 12,968.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.codec import DEFAULT_QUALITY, LOSSY_CODECS, check_codec, typical_bytes
+from edge_hpcr.learner.rows import (
+    ImageStore,
+    Rows,
+    check_array,
+    image_store,
+    slot_overhead,
+    stored_bytes,
+    to_precision,
+)
+
+MAX_CLASSES = 65535  # labels and `known` are uint16
+
+_PRECISIONS: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+_HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
+_LABEL_BYTES = 2
+_BOOKKEEPING_BYTES = _HEAD.itemsize - _LABEL_BYTES
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The budget (exactly one of `samples` and `bytes`) and how a sample is kept."""
+
+    samples: int | None = None
+    bytes: int | None = None
+    codec: str = "raw"
+    quality: int = DEFAULT_QUALITY
+    precision: str = "float16"
+
+    def __post_init__(self) -> None:
+        if (self.samples is None) == (self.bytes is None):
+            raise UserError("the memory needs exactly one budget: a number of samples or a number of bytes")
+        budget = self.samples if self.bytes is None else self.bytes
+        if not isinstance(budget, int) or budget < 1:
+            raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
+        if self.precision not in _PRECISIONS:
+            raise UserError(f"unknown precision {self.precision!r}: use one of {', '.join(_PRECISIONS)}")
+        check_codec(self.codec, self.quality)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Rows drawn from the memory; row i of every field belongs to one and the same sample."""
+
+    slots: np.ndarray
+    ids: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
+    logits: np.ndarray
+    features: np.ndarray
+    known: np.ndarray
+
+
+class ReplayMemory:
+    """A uniform random sample of the stream within a budget, whatever the samples' sizes.
+
+    Fairness. Picture that every arriving sample draws a key, uniform in (0, 1), and that the memory keeps
+    the samples with the smallest keys that fit. Keys do not look at the sample, so every position of the
+    stream is as likely to be kept as any other, also when sizes differ or the capacity shrinks. The keys
+    need not be stored: with `threshold` t the smallest key ever evicted, the k held keys are independent
+    and uniform in (0, t). So a newcomer belongs to the memory with probability t, the largest of k keys
+    is that of a uniformly chosen sample, and its value is distributed as t * U**(1/k).
+
+    >>> memory = ReplayMemory(MemoryConfig(samples=2), (8, 8, 3), 0, False, np.random.default_rng(0))
+    >>> memory.add_class()
+    >>> memory.update(np.zeros((5, 8, 8, 3), np.uint8), np.zeros(5, np.int64))
+    >>> len(memory), memory.sample(10).images.shape
+    (2, (2, 8, 8, 3))
+    """
+
+    def __init__(
+        self,
+        config: MemoryConfig,
+        image_shape: tuple[int, int, int],
+        feature_size: int,
+        stores_logits: bool,
+        rng: np.random.Generator,
+    ) -> None:
+        if len(image_shape) != 3 or min(image_shape) < 1 or image_shape[2] != 3:
+            raise UserError(f"the memory keeps RGB images [H, W, 3], not {list(image_shape)}")
+        self.image_shape: tuple[int, int, int] = (int(image_shape[0]), int(image_shape[1]), 3)
+        self.feature_size = feature_size
+        self.stores_logits = stores_logits
+        self.config = config
+        self.threshold = 1.0
+        self.seen = 0
+        self._rng = rng
+        self._num_classes = 0
+        self._next_id = 0
+        self._count = 0
+        self._image_bytes = 0
+        precision = _PRECISIONS[config.precision]
+        self._heads = Rows((), _HEAD)
+        self._logits = Rows((0,), precision)
+        self._features = Rows((feature_size,), precision)
+        self._images = _store(config, self.image_shape)
+        # Encoded images may turn out small, so only what could never hold a sample is refused so early.
+        self._check_holds_classes(config, 1, self.row_bytes(None if config.codec == "raw" else 1))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def num_classes(self) -> int:
+        return self._num_classes
+
+    # What it costs
+
+    def byte_breakdown(self) -> dict[str, int]:
+        """The bytes of the held samples by kind; `total` is what a byte budget limits."""
+        count = self._count
+        item = _PRECISIONS[self.config.precision].itemsize
+        parts = {
+            "image": self._image_bytes,
+            "label": count * _LABEL_BYTES,
+            "logits": count * self._logits.shape[0] * item,
+            "features": count * self.feature_size * item,
+            "bookkeeping": count * (_BOOKKEEPING_BYTES + slot_overhead(self.config.codec)),
+        }
+        return {**parts, "total": sum(parts.values())}
+
+    def row_bytes(self, image_bytes: int | None = None) -> int:
+        """The cost of one slot now, for an image of this many bytes or else for a typical one."""
+        if image_bytes is None:
+            image_bytes = self._typical_image_bytes()
+        return self._fixed_bytes(self.config, self._logits.shape[0]) + image_bytes
+
+    def planned_capacity(self) -> int:
+        """How many samples the budget holds now; an estimate when images are encoded."""
+        return _capacity(self.config, self.row_bytes())
+
+    def overhead(self) -> dict[str, float]:
+        """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
+        pixels = int(np.prod(self.image_shape))
+        extra = self.feature_size + self._logits.shape[0]
+        row = self.row_bytes()
+        extra_bytes = extra * _PRECISIONS[self.config.precision].itemsize
+        return {"numbers": (pixels + extra) / pixels, "bytes": row / (row - extra_bytes)}
+
+    def class_counts(self) -> np.ndarray:
+        counts = np.zeros(self._num_classes, np.int64)
+        for heads in self._heads.views(self._count):
+            counts += np.bincount(heads["label"], minlength=self._num_classes)
+        return counts
+
+    # Learning
+
+    def check_holds(self, classes: int) -> None:
+        """Refuse a budget that could not hold one sample of each of so many classes."""
+        fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
+        self._check_holds_classes(self.config, classes, fixed + self._typical_image_bytes())
+
+    def add_class(self) -> None:
+        """One more class: every row of logits widens, and samples leave if the budget now holds fewer."""
+        if self._num_classes == MAX_CLASSES:
+            raise UserError(
+                f"the memory knows {MAX_CLASSES} classes, which is the most it can: drop one first"
+            )
+        self.check_holds(self._num_classes + 1)
+        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
+        while _exceeds(self.config, self._count, self._count * fixed + self._image_bytes):
+            self._evict()
+        self._trim()
+        self._num_classes += 1
+        if self.stores_logits:
+            self._logits.widen()
+
+    def update(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        logits: np.ndarray | None = None,
+        features: np.ndarray | None = None,
+        ids: np.ndarray | None = None,
+    ) -> None:
+        """Offer a batch to the reservoir; logits and features the memory does not store are ignored."""
+        self._check_images(images)
+        count = len(images)
+        labels = _integers(labels, count, "labels")
+        if labels.min() < 0 or labels.max() >= self._num_classes:
+            raise UserError(f"a label is outside the {self._num_classes} known classes: add the class first")
+        if ids is None:
+            ids = np.arange(self._next_id, self._next_id + count)
+        ids = _integers(ids, count, "ids")
+        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits")
+        features = self._check_numbers(features, (count, self.feature_size), "features")
+
+        keys = self._rng.random(count)
+        # The threshold only falls while the batch is taken in, so no other sample can be admitted, and
+        # an image too large for the budget is refused before anything has changed.
+        candidates = np.flatnonzero(keys < self.threshold).tolist()
+        stored = {row: self._to_stored(images[row]) for row in candidates}
+        self.seen += count
+        self._next_id = max(self._next_id, int(ids.max()) + 1)
+        for row in candidates:
+            if keys[row] < self.threshold:
+                head = (ids[row], labels[row], self._num_classes)
+                self._append(head, stored[row], logits[row], features[row])
+                while _exceeds(self.config, self._count, self._total_bytes()):
+                    self._evict()
+
+    # Replay
+
+    def sample(self, k: int) -> Replay:
+        """`min(k, len)` distinct rows, each set of them equally likely."""
+        return self.at(self._rng.choice(self._count, size=min(k, self._count), replace=False))
+
+    def at(self, slots: np.ndarray) -> Replay:
+        """The rows at these slots; slots stay valid until the memory changes."""
+        slots = np.asarray(slots, np.int64).reshape(-1)
+        if len(slots) and not 0 <= slots.min() <= slots.max() < self._count:
+            raise IndexError(f"slots must lie in 0..{self._count - 1}")
+        heads = self._heads.gather(slots)
+        return Replay(
+            slots=slots,
+            ids=heads["id"].copy(),
+            images=self._images.gather(slots),
+            labels=heads["label"].astype(np.int64),
+            logits=self._logits.gather(slots).astype(np.float32),
+            features=self._features.gather(slots).astype(np.float32),
+            known=heads["known"].astype(np.int64),
+        )
+
+    def replace_image(self, slot: int, image: np.ndarray) -> None:
+        """Another picture for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
+        if not 0 <= slot < self._count:
+            raise IndexError(f"slots must lie in 0..{self._count - 1}")
+        self._check_images(image[None])
+        stored = self._to_stored(image)
+        self._image_bytes += stored_bytes(stored) - stored_bytes(self._images.get(slot))
+        self._images.put(slot, stored)
+        while _exceeds(self.config, self._count, self._total_bytes()):
+            self._evict()
+
+    # The user's hand
+
+    def remove(self, sample_id: int) -> bool:
+        """Forget a sample; False when the memory does not hold it."""
+        return self._remove_where("id", sample_id) > 0
+
+    def relabel(self, sample_id: int, column: int) -> bool:
+        """Correct the class of a sample; False when the memory does not hold it."""
+        self._check_column(column)
+        found = False
+        for heads in self._heads.views(self._count):
+            matches = heads["id"] == sample_id
+            heads["label"][matches] = column
+            found |= bool(matches.any())
+        return found
+
+    def ids(self) -> np.ndarray:
+        """The ids of the held samples, in the order of their slots."""
+        return self._heads.head(self._count)["id"].copy()
+
+    def labels(self) -> np.ndarray:
+        """The class columns of the held samples, in the order of their slots."""
+        return self._heads.head(self._count)["label"].astype(np.int64)
+
+    def drop_class(self, column: int) -> int:
+        """Forget a class, its samples and its column of the logits; later columns move down by one."""
+        self._check_column(column)
+        removed = self._remove_where("label", column)
+        for heads in self._heads.views(self._count):
+            heads["label"] -= heads["label"] > column
+            heads["known"] -= heads["known"] > column
+        if self.stores_logits:
+            self._logits.delete_column(column)
+        self._num_classes -= 1
+        return removed
+
+    def resize(self, config: MemoryConfig) -> None:
+        """Change the budget, and the codec or precision with it; what no longer fits leaves by the fair rule.
+
+        A first pass only measures, so that samples leave before the new encoding can take more room.
+        """
+        recode = _encoding(config) != _encoding(self.config)
+        store = _store(config, self.image_shape) if recode else self._images
+        sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
+        fixed = self._fixed_bytes(config, self._logits.shape[0])
+        mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.image_shape, config.codec)
+        self._check_holds_classes(config, max(1, self._num_classes), fixed + mean)
+        growth = _capacity(config, fixed + mean) / max(1, self.planned_capacity())
+        # Newcomers may fill the room that was won, at the share that it is of the old.
+        self.threshold = min(1.0, self.threshold * max(1.0, growth))
+        total = sum(sizes) + self._count * fixed
+        while _exceeds(config, self._count, total):
+            slot = self._evict()
+            total -= sizes[slot] + fixed
+            sizes[slot] = sizes[-1]
+            sizes.pop()
+        if recode:
+            self._recode(store)
+        if config.precision != self.config.precision:
+            self._logits.cast(_PRECISIONS[config.precision])
+            self._features.cast(_PRECISIONS[config.precision])
+        self.config = config
+        self._trim()
+
+    # Checkpoints
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays and JSON-ready facts that `from_state` restores; the generator is the learner's to save."""
+        heads = self._heads.head(self._count)
+        arrays = {name: np.ascontiguousarray(heads[name]) for name in ("id", "label", "known")}
+        arrays["logits"] = self._logits.head(self._count)
+        arrays["features"] = self._features.head(self._count)
+        arrays |= self._images.arrays(self._count)
+        meta = {
+            "config": asdict(self.config),
+            "image_shape": list(self.image_shape),
+            "feature_size": self.feature_size,
+            "stores_logits": self.stores_logits,
+            "num_classes": self._num_classes,
+            "threshold": self.threshold,
+            "seen": self.seen,
+            "next_id": self._next_id,
+        }
+        return arrays, meta
+
+    @classmethod
+    def from_state(
+        cls, arrays: dict[str, np.ndarray], meta: dict[str, Any], rng: np.random.Generator
+    ) -> "ReplayMemory":
+        """The memory that `state` described; refuses arrays that do not fit together."""
+        try:
+            config = MemoryConfig(**meta["config"])
+            memory = cls(config, tuple(meta["image_shape"]), meta["feature_size"], meta["stores_logits"], rng)
+            memory._num_classes = int(meta["num_classes"])
+            memory.threshold = float(meta["threshold"])
+            memory.seen = int(meta["seen"])
+            memory._next_id = int(meta["next_id"])
+            columns = memory._num_classes if memory.stores_logits else 0
+            memory._logits = Rows((columns,), memory._logits.dtype)
+            memory._fill(arrays)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
+        if _exceeds(config, len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
+            raise UserError("the saved memory contradicts its own budget: use an older checkpoint")
+        return memory
+
+    def _fill(self, arrays: dict[str, np.ndarray]) -> None:
+        count = len(arrays["id"])
+        for name, dtype in (("id", np.int64), ("label", np.uint16), ("known", np.uint16)):
+            check_array(arrays[name], name, np.dtype(dtype), (count,))
+        for name, rows in (("logits", self._logits), ("features", self._features)):
+            check_array(arrays[name], name, rows.dtype, (count, *rows.shape))
+            if not np.isfinite(arrays[name]).all():
+                raise UserError(f"the saved memory's {name} are not finite: use an older checkpoint")
+        if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self._num_classes:
+            raise UserError("the saved memory has labels outside its classes: use an older checkpoint")
+        images = self._images.unpack(arrays, count)
+        heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
+        for row in zip(heads, images, arrays["logits"], arrays["features"], strict=True):
+            self._append(*row)
+
+    # Insides
+
+    def _append(self, head: tuple[Any, ...], image: Any, logits: np.ndarray, features: np.ndarray) -> None:
+        slot = self._count
+        self._heads.put(slot, head)
+        self._images.put(slot, image)
+        self._logits.put(slot, logits)
+        self._features.put(slot, features)
+        self._count += 1
+        self._image_bytes += stored_bytes(image)
+
+    def _delete(self, slot: int) -> None:
+        last = self._count - 1
+        self._image_bytes -= stored_bytes(self._images.get(slot))
+        for column in (self._heads, self._images, self._logits, self._features):
+            column.put(slot, column.get(last))
+            # The spare page saves allocating anew each time a batch goes over the edge of a page and back.
+            column.trim(last, spare=1)
+        self._count = last
+
+    def _evict(self) -> int:
+        """Let the sample with the largest key go (see the class); returns the slot that the last one took."""
+        slot = int(self._rng.integers(self._count))
+        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
+        self._delete(slot)
+        return slot
+
+    def _remove_where(self, field: str, value: int) -> int:
+        matches = [heads[field] == value for heads in self._heads.views(self._count)]
+        slots = np.flatnonzero(np.concatenate(matches)) if matches else np.empty(0, np.int64)
+        before = self._count
+        for slot in slots[::-1].tolist():
+            self._delete(slot)
+        # What is left stands for a stream that is shorter by the same share.
+        if len(slots):
+            self.threshold = min(1.0, self.threshold * before / self._count) if self._count else 1.0
+        self._trim()
+        return len(slots)
+
+    def _recoded(self, slot: int, store: ImageStore) -> Any:
+        if store is self._images:
+            return store.get(slot)
+        return store.stored(self._images.gather(np.array([slot]))[0])
+
+    def _recode(self, store: ImageStore) -> None:
+        # From the last slot, so that the old store gives its room back while the new images come.
+        fresh = []
+        for slot in range(self._count - 1, -1, -1):
+            fresh.append(self._recoded(slot, store))
+            self._images.trim(slot)
+        self._images, self._image_bytes = store, 0
+        for slot in range(self._count):
+            image = fresh.pop()
+            store.put(slot, image)
+            self._image_bytes += stored_bytes(image)
+
+    def _trim(self) -> None:
+        for column in (self._heads, self._images, self._logits, self._features):
+            column.trim(self._count)
+
+    def _to_stored(self, image: np.ndarray) -> Any:
+        stored = self._images.stored(image)
+        if _exceeds(self.config, 1, self.row_bytes(stored_bytes(stored))):
+            raise UserError(
+                f"one sample takes {self.row_bytes(stored_bytes(stored))} bytes, more than the whole memory "
+                f"budget of {self.config.bytes}: raise the budget"
+            )
+        return stored
+
+    def _total_bytes(self) -> int:
+        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._image_bytes
+
+    def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
+        numbers = (columns + self.feature_size) * _PRECISIONS[config.precision].itemsize
+        return numbers + _HEAD.itemsize + slot_overhead(config.codec)
+
+    def _typical_image_bytes(self) -> int:
+        if self._count:
+            return -(-self._image_bytes // self._count)
+        return typical_bytes(self.image_shape, self.config.codec)
+
+    def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
+        if _capacity(config, row_bytes) < classes:
+            budget = f"{config.samples} samples" if config.bytes is None else f"{config.bytes} bytes"
+            raise UserError(
+                f"a memory of {budget} cannot hold one sample (about {row_bytes} bytes) of each of "
+                f"{classes} classes: raise the budget"
+            )
+
+    def _check_column(self, column: int) -> None:
+        if not 0 <= column < self._num_classes:
+            raise UserError(f"class column {column} is outside the {self._num_classes} known classes")
+
+    def _check_images(self, images: np.ndarray) -> None:
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+            raise UserError("the memory takes images as a uint8 array")
+        if images.ndim != 4 or images.shape[1:] != self.image_shape or not len(images):
+            wanted = ["B", *self.image_shape]
+            raise UserError(f"the memory takes images {wanted} with B at least 1, not {list(images.shape)}")
+
+    def _check_numbers(self, values: np.ndarray | None, shape: tuple[int, int], name: str) -> np.ndarray:
+        if shape[1] == 0:
+            return np.empty(shape, np.float32)
+        if values is None:
+            raise UserError(f"the memory stores {name}, but the batch came without them")
+        values = np.asarray(values, np.float32)
+        if values.shape != shape:
+            raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
+        if not np.isfinite(values).all():
+            raise UserError(f"the batch's {name} are not finite: nothing was stored")
+        return to_precision(values, _PRECISIONS[self.config.precision])
+
+
+def _integers(values: np.ndarray, count: int, name: str) -> np.ndarray:
+    values = np.asarray(values)
+    if values.shape != (count,) or values.dtype.kind not in "iu":
+        raise UserError(f"{name} must be {count} whole numbers, not {values.dtype} {list(values.shape)}")
+    return values.astype(np.int64)
+
+
+def _encoding(config: MemoryConfig) -> tuple[str, int | None]:
+    return config.codec, config.quality if config.codec in LOSSY_CODECS else None
+
+
+def _store(config: MemoryConfig, shape: tuple[int, int, int]) -> ImageStore:
+    return image_store(shape, config.codec, config.quality)
+
+
+def _capacity(config: MemoryConfig, row_bytes: int) -> int:
+    return config.samples if config.samples is not None else (config.bytes or 0) // row_bytes
+
+
+def _exceeds(config: MemoryConfig, count: int, total_bytes: int) -> bool:
+    return count > config.samples if config.samples is not None else total_bytes > (config.bytes or 0)

@@ -1,0 +1,10 @@
+"""FINE-TUNE (eq. oclloss): no memory at all; the lower reference of the paper's tables."""
+
+from edge_hpcr.learner.methods.er import ER
+
+
+class FineTune(ER):
+    uses_memory = False
+
+
+METHOD = FineTune

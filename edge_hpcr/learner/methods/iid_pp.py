@@ -1,0 +1,14 @@
+"""IID++ (Caccia et al.): shuffled data with a replay method's compute, 20 samples a step for as many steps.
+
+A replay method takes one step for every 10 incoming samples; 20 samples in each of those steps are two passes.
+"""
+
+from edge_hpcr.learner.methods.finetune import FineTune
+
+
+class IIDPlusPlus(FineTune):
+    shuffled_passes = 2
+    samples_per_step = 20
+
+
+METHOD = IIDPlusPlus

@@ -1,0 +1,165 @@
+"""Where the replay memory's rows lie: numbers and raw images in pages, encoded images as bytes objects."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.codec import decode, encode
+
+_PAGE_BYTES = 65536
+_PAGE_ROWS = 128
+# What Python itself adds to the bytes of an encoded image: the object's header, the list's pointer to it.
+_BLOB_OVERHEAD = sys.getsizeof(b"") + 8
+
+
+class Rows:
+    """Rows of one shape in pages, so that growing, shrinking and widening never copy more than one page.
+
+    One array would have to be reserved for the whole budget in advance, or doubled while it is copied.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self._pages: list[np.ndarray] = []
+        row_bytes = max(1, int(np.prod(shape)) * dtype.itemsize)
+        self._page_rows = int(np.clip(_PAGE_BYTES // row_bytes, 1, _PAGE_ROWS))
+
+    def put(self, slot: int, value: Any) -> None:
+        page, row = divmod(slot, self._page_rows)
+        if page == len(self._pages):
+            self._pages.append(np.zeros((self._page_rows, *self.shape), self.dtype))
+        self._pages[page][row] = value
+
+    def get(self, slot: int) -> Any:
+        page, row = divmod(slot, self._page_rows)
+        return self._pages[page][row]
+
+    def gather(self, slots: np.ndarray) -> np.ndarray:
+        rows = np.empty((len(slots), *self.shape), self.dtype)
+        for position, slot in enumerate(slots.tolist()):
+            rows[position] = self.get(slot)
+        return rows
+
+    def views(self, count: int) -> Iterator[np.ndarray]:
+        """The first `count` rows, page by page, as views that may be written to."""
+        for page in self._pages:
+            if count <= 0:
+                return
+            yield page[:count]
+            count -= len(page)
+
+    def head(self, count: int) -> np.ndarray:
+        """A copy of the first `count` rows."""
+        return np.concatenate([np.empty((0, *self.shape), self.dtype), *self.views(count)])
+
+    def trim(self, count: int, spare: int = 0) -> None:
+        """Give back the pages that `count` rows do not need, but for `spare` ones."""
+        del self._pages[-(-count // self._page_rows) + spare :]
+
+    def widen(self) -> None:
+        """One more column of zeros, in rows of one dimension."""
+        self.shape = (self.shape[0] + 1,)
+        for number, page in enumerate(self._pages):
+            self._pages[number] = np.pad(page, ((0, 0), (0, 1)))
+
+    def delete_column(self, column: int) -> None:
+        self.shape = (self.shape[0] - 1,)
+        for number, page in enumerate(self._pages):
+            self._pages[number] = np.delete(page, column, axis=1)
+
+    def cast(self, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        for number, page in enumerate(self._pages):
+            self._pages[number] = to_precision(page, dtype)
+
+
+class RawImages(Rows):
+    """Images as they are: what is stored of an image is its pixels."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        super().__init__(shape, np.dtype(np.uint8))
+
+    def stored(self, image: np.ndarray) -> np.ndarray:
+        return image
+
+    def arrays(self, count: int) -> dict[str, np.ndarray]:
+        return {"images": self.head(count)}
+
+    def unpack(self, arrays: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        check_array(arrays["images"], "images", np.dtype(np.uint8), (count, *self.shape))
+        return list(arrays["images"])
+
+
+class EncodedImages:
+    """Images in a codec, each a bytes object of its own size; the same verbs as `RawImages`."""
+
+    def __init__(self, shape: tuple[int, int, int], codec: str, quality: int) -> None:
+        self.shape = shape
+        self._codec = codec
+        self._quality = quality
+        self._blobs: list[bytes] = []
+
+    def stored(self, image: np.ndarray) -> bytes:
+        return encode(image, self._codec, self._quality)
+
+    def put(self, slot: int, value: bytes) -> None:
+        if slot == len(self._blobs):
+            self._blobs.append(value)
+        else:
+            self._blobs[slot] = value
+
+    def get(self, slot: int) -> bytes:
+        return self._blobs[slot]
+
+    def gather(self, slots: np.ndarray) -> np.ndarray:
+        images = np.empty((len(slots), *self.shape), np.uint8)
+        for position, slot in enumerate(slots.tolist()):
+            images[position] = decode(self._blobs[slot], self._codec, self.shape)
+        return images
+
+    def trim(self, count: int, spare: int = 0) -> None:
+        del self._blobs[count:]
+
+    def arrays(self, count: int) -> dict[str, np.ndarray]:
+        sizes = np.array([len(blob) for blob in self._blobs[:count]], np.int64)
+        return {"images": np.frombuffer(b"".join(self._blobs[:count]), np.uint8), "image_sizes": sizes}
+
+    def unpack(self, arrays: dict[str, np.ndarray], count: int) -> list[bytes]:
+        sizes, data = arrays["image_sizes"], arrays["images"]
+        check_array(sizes, "image_sizes", np.dtype(np.int64), (count,))
+        check_array(data, "images", np.dtype(np.uint8), (int(sizes.sum()),))
+        if count and sizes.min() < 1:
+            raise UserError("the saved memory has an image without bytes: use an older checkpoint")
+        ends = np.cumsum(sizes)
+        return [data[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)]
+
+
+ImageStore = RawImages | EncodedImages
+
+
+def image_store(shape: tuple[int, int, int], codec: str, quality: int) -> ImageStore:
+    return RawImages(shape) if codec == "raw" else EncodedImages(shape, codec, quality)
+
+
+def slot_overhead(codec: str) -> int:
+    """The bytes that a stored image costs besides its own."""
+    return 0 if codec == "raw" else _BLOB_OVERHEAD
+
+
+def stored_bytes(image: np.ndarray | bytes) -> int:
+    return len(image) if isinstance(image, bytes) else image.nbytes
+
+
+def to_precision(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cast finite numbers; what the smaller type cannot hold stays at its largest, never infinite."""
+    limit = np.finfo(dtype).max
+    return np.clip(values, -limit, limit).astype(dtype)
+
+
+def check_array(array: np.ndarray, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise UserError(f"the saved memory's {name} should be {dtype} {list(shape)}: use an older checkpoint")

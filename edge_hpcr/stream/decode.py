@@ -1,0 +1,150 @@
+"""Image files from outside, safely: whatever arrives becomes an upright uint8 RGB array, or a `BadImage` says why not.
+
+Nothing is trusted. Only regular files of bounded size are read; only a few formats are recognised; the pixels are
+counted in the header, before any of them is decoded. Transparent parts become white, 16 bits become 8 by scale (never
+by clipping), and of an animation the first frame is taken.
+"""
+
+import io
+import os
+import stat
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+
+from edge_hpcr.common.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 50_000_000
+
+# Pillow's complaints about odd metadata are of no use to anybody who watches a stream. Once, here, and not around
+# each image: `catch_warnings` is not thread-safe, and makes every other warning of the process appear again.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+# What Pillow's decoders raise on damaged files. `Warning` is for whoever turns warnings into errors.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
+
+
+class BadImage(UserError):
+    """A file that cannot be used as an image: which one, and why."""
+
+
+def read_image(path: Path, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES) -> np.ndarray:
+    """The image in a regular file, as uint8 RGB `[H, W, 3]`."""
+    return decode_image(read_bytes(path, max_bytes), str(path), max_pixels)
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """A regular file's contents, if they are not too many; never waits for a pipe or a device."""
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _bad(str(path), "it is not a regular file (a pipe or a device?)")
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _bad(str(path), error.strerror or str(error)) from error
+    except ValueError as error:  # a zero byte in the name
+        raise _bad(str(path), str(error)) from error
+    if len(data) > max_bytes:
+        raise _bad(str(path), f"the file has more than {max_bytes:,} bytes")
+    return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # A pipe that nobody writes to would block already the opening. (Windows has neither the pipes nor the flag.)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The image in `data`, as uint8 RGB `[H, W, 3]`; `name` says in the error which one was bad."""
+    if not data:
+        raise _bad(name, "it is empty")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_size(image, name, max_pixels)
+            image.load()
+            # Asked for after loading, because a TIFF is turned upright, and its tag removed, by loading.
+            orientation = _orientation(image)
+            return np.array(_upright(_to_rgb(image, name), orientation))
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise _bad(name, f"it is not an image, or damaged, or of another kind than {known}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _bad(name, f"it has more than {max_pixels:,} pixels") from error
+    except MemoryError as error:
+        raise _bad(name, "there is not enough memory to decode it") from error
+    except _DAMAGE as error:
+        raise _bad(name, f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def _bad(name: str, reason: str) -> BadImage:
+    # A name from a disk may hold line breaks or bytes that are no text; the message stays one printable line.
+    return BadImage(f"{name if name.isprintable() else ascii(name)} cannot be used as an image: {reason}")
+
+
+def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
+    sizes = [image.size]
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        # The decoder makes room for a whole tile, which may be far larger than the image that it is cut from.
+        tile = [image.tag_v2.get(tag, 1) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH)]
+        sizes.append((tile[0], tile[1]))
+    for width, height in sizes:
+        if width < 1 or height < 1:
+            raise _bad(name, f"it has no pixels ({width} x {height})")
+        if width * height > max_pixels:
+            raise _bad(name, f"{width} x {height} pixels are more than {max_pixels:,}")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except _DAMAGE:  # the picture is good even if the notes about it are not
+        return 1
+
+
+def _upright(rgb: Image.Image, orientation: int) -> Image.Image:
+    rgb.info.clear()  # so that nothing but the number below is looked at
+    rgb.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(rgb)
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _from_16_bits(image)
+    if image.mode in ("I", "F", "LAB"):
+        raise _bad(
+            name,
+            f"its values (mode {image.mode}) have no agreed range: save it with 8 or 16 bits, grey or RGB",
+        )
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    opaque = Image.new("RGB", image.size, "white")
+    seen = image.convert("RGBA")
+    opaque.paste(seen, mask=seen)
+    return opaque
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.uint32)
+    bits = image.tag_v2.get(258, (16,))[0] if isinstance(image, TiffImagePlugin.TiffImageFile) else 16
+    full = (1 << bits) - 1
+    grey = ((values * 255 + full // 2) // full).astype(np.uint8)
+    if "transparency" in image.info:
+        grey[values == image.info["transparency"]] = 255
+    return Image.fromarray(grey).convert("RGB")

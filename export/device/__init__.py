@@ -1,0 +1,1 @@
+"""What a device needs to classify: no torch."""

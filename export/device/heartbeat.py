@@ -1,0 +1,84 @@
+"""Whether a runtime is at work, told by the age of a file. Standard library only.
+
+The runtime touches the file after a frame that went well, so that a camera without a picture, a model that fails and a
+loop that hangs all look alike from outside: nothing happens. `python -m export.device.heartbeat FILE` is the other side.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from export.device.errors import OneLineParser, WrongInput
+from export.device.manifest import reason_of
+
+EVERY_SECONDS = 1.0
+MOST_SECONDS = 60.0  # a camera is opened again within half of that
+
+
+class Heartbeat:
+    """Touches a file, and that at most once a second."""
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        self._path = path
+        self._report = report
+        self._last = -EVERY_SECONDS
+        self._failed = False
+        try:
+            if path.exists() and path.stat().st_size:
+                raise WrongInput(f"--heartbeat {path}: it holds something: name a file of its own")
+            path.touch()
+            # There is nothing to tell yet, and an earlier runtime's beat is not this one's.
+            path.unlink()
+        except OSError as error:
+            raise WrongInput(f"--heartbeat {path}: {reason_of(error)}") from None
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if now - self._last < EVERY_SECONDS:
+            return
+        self._last = now
+        try:
+            self._path.touch()
+        except OSError as error:
+            # Frames are worth more than word of them.
+            if not self._failed:
+                self._report(f"--heartbeat {self._path}: {reason_of(error)}")
+            self._failed = True
+        else:
+            self._failed = False
+
+
+def age(path: Path) -> float | None:
+    """Seconds since the last beat, on either side: a clock may be set back. None before the first."""
+    with contextlib.suppress(FileNotFoundError):
+        return abs(time.time() - path.stat().st_mtime)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when it is at work, 1 when it is not, as Docker's health check asks."""
+    parser = OneLineParser(
+        prog="python -m export.device.heartbeat",
+        description="Whether `python -m export.runtime --heartbeat FILE` is at work: 0 if it is, 1 if not.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=MOST_SECONDS,
+        metavar="SECONDS",
+        help="since the last beat (default: %(default)g)",
+    )
+    options = parser.parse_args(arguments)
+    seconds = age(options.file)
+    if seconds is None:
+        print("no frame has been answered yet")
+        return 1
+    print(f"last sign of life {seconds:.0f} s ago")
+    return 0 if seconds <= options.most else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

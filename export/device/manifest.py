@@ -1,0 +1,361 @@
+"""What an exports folder says of its models, checked before anything else believes it. Standard library only.
+
+exports/latest.json               the current version: replaced atomically
+exports/v000017/manifest.json     what the version is, with size and SHA-256 of its files
+exports/v000017/model.onnx        and its variants
+"""
+
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import stat
+import unicodedata
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from export.device.errors import BadModel
+
+FORMAT = 1
+LATEST, MANIFEST = "latest.json", "manifest.json"
+VARIANTS = ("fp32", "int8", "fp16")
+LARGEST_MODEL = 500_000_000
+LARGEST_MANIFEST = 32_000_000
+LARGEST_LATEST = 65_536
+LARGEST_SIDE = 1024
+MOST_CLASSES = 65_535
+LONGEST_NAME = 100
+# The trainer asks for 1e-4. A device allows more, because it only guards against a file that should never have left.
+MOST_SCORE_DIFFERENCE = 0.01
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COLOUR = re.compile(r"#[0-9A-Fa-f]{6}")
+
+
+@dataclass(frozen=True)
+class ClassLabel:
+    """A class as the learner knows it: the id stays, the name may change."""
+
+    id: int
+    name: str
+    colour: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file of a version, and how to know that it is the right one."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The contents of latest.json."""
+
+    version: int
+    folder: str
+    manifest_sha256: str
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> "Latest":
+        facts = _Facts(parse_json(data, where), where)
+        facts.check_format()
+        return cls(
+            facts.whole("version", 0),
+            facts.matching("folder", _PLAIN_NAME, "the plain name of a folder"),
+            facts.matching("manifest_sha256", _SHA256, "a SHA-256 in hexadecimal"),
+        )
+
+    def to_bytes(self) -> bytes:
+        facts = {"format": FORMAT, "version": self.version, "folder": self.folder}
+        return json.dumps({**facts, "manifest_sha256": self.manifest_sha256}).encode()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of a manifest.json; `facts` is all of it, for what only people read."""
+
+    version: int
+    step: int
+    created: str
+    model: ModelFile
+    height: int
+    width: int
+    resize: str
+    classes: tuple[ClassLabel, ...]
+    unknown_below: float | None
+    feature_size: int
+    variants: dict[str, ModelFile]
+    missing_variants: dict[str, str]  # the reason why there is none
+    facts: dict[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> "Manifest":
+        facts = _Facts(parse_json(data, where), where)
+        facts.check_format()
+        image = facts.inner("image")
+        variants, missing = _parse_variants(facts)
+        _check_parity(facts)
+        return cls(
+            version=facts.whole("version", 0),
+            step=facts.whole("step", 0),
+            created=facts.text("created"),
+            model=_parse_file(facts),
+            height=image.whole("height", 1, LARGEST_SIDE),
+            width=image.whole("width", 1, LARGEST_SIDE),
+            resize=image.text("resize"),
+            classes=parse_classes(facts.values.get("classes"), where),
+            unknown_below=parse_threshold(facts.values.get("unknown_below"), where),
+            feature_size=facts.whole("feature_size", 1, 2**20),
+            variants=variants,
+            missing_variants=missing,
+            facts=facts.values,
+        )
+
+    @property
+    def files(self) -> list[ModelFile]:
+        return [self.model, *self.variants.values()]
+
+    def file_of(self, variant: str) -> ModelFile:
+        """The file of a variant; the plain model's if this version does not have it."""
+        return self.variants.get(variant, self.model)
+
+
+class _Facts:
+    """A JSON object whose values are asked for with their type; the error names the file and the key."""
+
+    def __init__(self, values: Any, where: str, prefix: str = "") -> None:
+        if not isinstance(values, dict):
+            raise BadModel(f"{where}: {prefix.rstrip('.') or 'its content'} is not a JSON object")
+        self.values: dict[str, Any] = values
+        self.where = where
+        self._prefix = prefix
+
+    def refuse(self, key: str, wanted: str) -> BadModel:
+        shown = repr(self.values.get(key))[:60] if key in self.values else "missing"
+        return BadModel(f"{self.where}: {self._prefix}{key} must be {wanted}, and is {shown}")
+
+    def check_format(self) -> None:
+        if self.values.get("format") != FORMAT or isinstance(self.values["format"], bool):
+            raise self.refuse("format", f"{FORMAT} (a newer format needs a newer runtime)")
+
+    def whole(self, key: str, least: int, most: int = 2**53) -> int:
+        value = self.values.get(key)
+        if not is_whole(value, least, most):
+            raise self.refuse(key, f"a whole number from {least} to {most}")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.values.get(key)
+        if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
+            raise self.refuse(key, f"text of at most {LONGEST_NAME} characters")
+        return value
+
+    def name(self, key: str) -> str:
+        value = self.values.get(key)
+        if not isinstance(value, str) or not is_name(value):
+            raise self.refuse(
+                key, f"text of 1 to {LONGEST_NAME} characters without line breaks and control characters"
+            )
+        return value
+
+    def matching(self, key: str, pattern: re.Pattern[str], wanted: str) -> str:
+        value = self.values.get(key)
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise self.refuse(key, wanted)
+        return value
+
+    def inner(self, key: str) -> "_Facts":
+        return _Facts(self.values.get(key), self.where, f"{self._prefix}{key}.")
+
+
+def _parse_file(facts: _Facts) -> ModelFile:
+    return ModelFile(
+        facts.matching("file", _PLAIN_NAME, "the plain name of a file in the same folder"),
+        facts.whole("bytes", 1, LARGEST_MODEL),
+        facts.matching("sha256", _SHA256, "a SHA-256 in hexadecimal"),
+    )
+
+
+def _parse_variants(facts: _Facts) -> tuple[dict[str, ModelFile], dict[str, str]]:
+    """The variants that were kept, and why the others were not."""
+    if facts.values.get("variants") is None:
+        return {}, {}
+    listed = facts.inner("variants")
+    kept: dict[str, ModelFile] = {}
+    missing: dict[str, str] = {}
+    for name in VARIANTS[1:]:
+        if listed.values.get(name) is None:
+            continue
+        variant = listed.inner(name)
+        if variant.values.get("kept") is False:
+            missing[name] = str(variant.values.get("reason", "no reason given"))[:200]
+        else:
+            kept[name] = _parse_file(variant)
+    return kept, missing
+
+
+def _check_parity(facts: _Facts) -> None:
+    """Refuse a model that its own manifest says differs from the network that it was made of."""
+    parity = facts.inner("parity")
+    difference = parity.values.get("max_score_difference")
+    if not is_number(difference) or not 0 <= difference <= MOST_SCORE_DIFFERENCE:
+        raise parity.refuse("max_score_difference", f"a number from 0 to {MOST_SCORE_DIFFERENCE}")
+
+
+def parse_json(data: bytes | str, where: str) -> Any:
+    """The JSON value, or a `BadModel` that says what came instead."""
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        start = (data if isinstance(data, bytes) else data.encode(errors="replace"))[:200].lstrip().lower()
+        if start.startswith((b"<!doctype", b"<html")):
+            raise BadModel(f"{where}: an HTML page instead of JSON") from None
+        raise BadModel(f"{where}: not valid JSON ({str(error)[:80]})") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def is_whole(value: Any, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A finite number; an integer too long for a float counts as none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def is_name(name: str) -> bool:
+    """Whether a class may have this name: the rule of the learner's `clean_name`, which no device can import.
+
+    Printable it need not be: emoji and Persian words are held together by characters that `isprintable` refuses.
+
+    >>> is_name("mug"), is_name("mug\\n")
+    (True, False)
+    """
+    if len(name) > LONGEST_NAME or not name.strip():
+        return False
+    return not any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name)
+
+
+def parse_classes(value: Any, where: str) -> tuple[ClassLabel, ...]:
+    """The classes in the order of the scores; the same list stands in a manifest and in a model's metadata."""
+    if not isinstance(value, list):
+        raise BadModel(f"{where}: classes is not a list")
+    if not 1 <= len(value) <= MOST_CLASSES:
+        count = len(value) or "no"
+        raise BadModel(f"{where}: it knows {count} classes; 1 to {MOST_CLASSES} are possible")
+    classes = tuple(_parse_class(entry, f"classes[{index}].", where) for index, entry in enumerate(value))
+    if len({each.id for each in classes}) != len(classes):
+        raise BadModel(f"{where}: two classes have the same id")
+    return classes
+
+
+def _parse_class(entry: Any, prefix: str, where: str) -> ClassLabel:
+    facts = _Facts(entry, where, prefix)
+    number, name, colour = facts.whole("id", 0), facts.name("name"), facts.values.get("colour")
+    if colour is not None:
+        colour = facts.matching("colour", _COLOUR, "a colour like #1f77b4 or null")
+    return ClassLabel(number, name, colour)
+
+
+def parse_threshold(value: Any, where: str) -> float | None:
+    """The cosine below which an image is unknown, or None."""
+    if value is None:
+        return None
+    if not is_number(value) or not -1 <= value <= 1:
+        raise BadModel(f"{where}: unknown_below must be a cosine from -1 to 1 or null, and is {value!r:.60}")
+    return float(value)
+
+
+def read_plain_file(path: Path, limit: int, follow: bool = False) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes, and not of what a link points to, unless `follow`."""
+    with open_plain_file(path, limit, follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            data = file.read(size + 1)
+        except OSError as error:
+            raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
+    if len(data) != size:
+        raise BadModel(f"{path}: it changed while it was read")
+    return data
+
+
+def open_plain_file(path: Path, limit: int, follow: bool = False) -> io.BufferedReader:
+    """As `read_plain_file`, opened: what is checked and what is read are one file, whatever happens to its name."""
+    # Not blocking: opening a named pipe would wait for somebody to write into it.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if not follow:
+            if path.is_symlink():
+                raise BadModel(f"{path}: a link, and not a file of its own folder")
+            flags |= getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
+    state = os.fstat(descriptor)
+    problem = "" if stat.S_ISREG(state.st_mode) else "not a regular file"
+    if state.st_size > limit:
+        problem = f"{state.st_size} bytes; more than {limit} are refused"
+    if problem:
+        # Before it is a Python file: of a folder, none can be made, and nobody would close it.
+        os.close(descriptor)
+        raise BadModel(f"{path}: {problem}")
+    return os.fdopen(descriptor, "rb")
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file operation failed, without the path that the caller names anyway."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_latest(exports: Path) -> Latest:
+    path = exports / LATEST
+    return Latest.parse(read_plain_file(path, LARGEST_LATEST), str(path))
+
+
+def read_manifest(folder: Path, latest: Latest | None = None) -> Manifest:
+    """The manifest of a version folder: the one that latest.json promises, where it does."""
+    _refuse_linked_folder(folder)
+    path = folder / MANIFEST
+    return parse_manifest(read_plain_file(path, LARGEST_MANIFEST), str(path), latest)
+
+
+def parse_manifest(data: bytes, where: str, latest: Latest | None = None) -> Manifest:
+    if latest is not None and hashlib.sha256(data).hexdigest() != latest.manifest_sha256:
+        raise BadModel(f"{where}: its SHA-256 is not the one in {LATEST}")
+    manifest = Manifest.parse(data, where)
+    if latest is not None and manifest.version != latest.version:
+        raise BadModel(f"{where}: version {manifest.version}, where {LATEST} says {latest.version}")
+    return manifest
+
+
+def read_model_file(folder: Path, file: ModelFile) -> bytes:
+    """The bytes of a model, exactly those that its manifest describes."""
+    _refuse_linked_folder(folder)
+    path = folder / file.file
+    data = read_plain_file(path, LARGEST_MODEL)
+    if len(data) != file.bytes:
+        raise BadModel(f"{path}: {len(data)} bytes instead of {file.bytes}: cut short or changed")
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise BadModel(f"{path}: its SHA-256 is not the one in {MANIFEST}: damaged or changed")
+    return data
+
+
+def _refuse_linked_folder(folder: Path) -> None:
+    try:
+        linked = folder.is_symlink()
+    except OSError as error:
+        raise BadModel(f"{folder}: cannot be read: {reason_of(error)}") from None
+    if linked:
+        raise BadModel(f"{folder}: a link, and not a folder of its own")

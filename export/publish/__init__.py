@@ -1,0 +1,1 @@
+"""Models out of a workspace: exported, checked, numbered, handed out."""

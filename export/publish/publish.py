@@ -1,0 +1,245 @@
+"""Publish a snapshot as the next version of an exports folder, or say why not.
+
+A version is refused when its model does not answer as the network does, when a device would refuse it, or when it
+recognises fewer held-out samples than the current version. The graph of the first one is kept beside the
+versions, so that later ones need no tracing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from edge_hpcr import __version__
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.files import flush_to_disk
+from export.device.errors import BadModel
+from export.device.manifest import FORMAT, LATEST, MANIFEST, Manifest, read_manifest, read_model_file
+from export.device.model import Classifier
+from export.publish.policy import FEWEST_SAMPLES, Policy, Refused, falls_by_more
+from export.publish.quantise import MAKERS, none
+from export.publish.republish import load_template, republish, save_template
+from export.publish.snapshot import Snapshot
+from export.publish.to_onnx import (
+    Exported,
+    ParityFailed,
+    RunningModel,
+    class_facts,
+    export_full,
+    file_facts,
+    image_facts,
+)
+from export.publish.versions import (
+    changing,
+    folder_name,
+    latest_or_none,
+    next_version,
+    note,
+    point_at,
+    prune,
+    read_counting,
+    rollback,
+    rolled_back,
+    rollforward,
+    versions,
+    write_through,
+)
+
+__all__ = [
+    "Policy",
+    "Published",
+    "Refused",
+    "publish",
+    "rollback",
+    "rolled_back",
+    "rollforward",
+    "unchanged",
+    "versions",
+]
+
+MODEL, TEMPLATE = "model.onnx", "template"
+
+
+@dataclass(frozen=True)
+class Published:
+    manifest: Manifest
+    folder: Path
+    traced: bool  # a full export; otherwise new weights in the known graph
+    seconds: float
+    notes: tuple[str, ...]  # what could not be checked, for people
+
+
+def publish(
+    exports: Path,
+    snapshot: Snapshot,
+    policy: Policy | None = None,
+    variants: Sequence[str] = ("int8",),
+    by_hand: bool = True,
+) -> Published:
+    """The next version, which counts from now on; or `Refused`.
+
+    Not `by_hand`, it leaves a rollback alone: a person preferred the older version.
+    """
+    policy = policy or Policy()
+    for name in variants:
+        one_of("variant", name, MAKERS)
+    if not snapshot.classes:
+        raise UserError("nothing to publish: no class has been learned yet; label some images first")
+    begun = time.monotonic()
+    with changing(exports):
+        if not by_hand:
+            check_not_rolled_back(exports)
+            _check_not_older(exports, snapshot)
+        version = next_version(exports)
+        folder = exports / folder_name(version)
+        writing = exports / f".{folder.name}.writing"
+        writing.mkdir()
+        try:
+            exported, traced = _export(exports, snapshot, writing / MODEL, version, policy.tolerance)
+            notes = _check_accuracy(exports, snapshot, exported, policy)
+            made = {name: MAKERS[name](writing / MODEL, exported, snapshot) for name in variants}
+            write_through(writing / MANIFEST, _manifest(snapshot, exported, version, writing / MODEL, made))
+            refused = _check_as_a_device(writing)
+            if refused:
+                made |= refused
+                write_through(
+                    writing / MANIFEST, _manifest(snapshot, exported, version, writing / MODEL, made)
+                )
+            flush_to_disk(writing)
+            note(exports, last_version=version)  # used up from now on, whatever becomes of the folder
+            writing.rename(folder)
+            flush_to_disk(exports)
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        point_at(exports, folder)
+        note(exports, rolled_back_from=None)
+        prune(exports, policy.keep)
+    return Published(read_manifest(folder), folder, traced, time.monotonic() - begun, tuple(notes))
+
+
+def check_not_rolled_back(exports: Path) -> None:
+    source = rolled_back(exports)
+    if source is not None:
+        raise Refused(f"rolled back from version {source}: roll forward or publish by hand to go on")
+
+
+def _check_not_older(exports: Path, snapshot: Snapshot) -> None:
+    """Of two that publish by themselves, a learner and its checkpoints, the one behind would undo the other for ever."""
+    for newest in versions(exports)[-1:]:
+        if snapshot.step < newest.step:
+            raise Refused(
+                f"version {newest.version} is of a later step, {newest.step:,}: publish by hand to go back"
+            )
+
+
+def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
+    """The version that the snapshot would only repeat: the current one, or that was rolled back from; or None.
+
+    Another one may be whole and yet never have counted: the power went before it was pointed at.
+    """
+    known = (latest_or_none(exports), rolled_back(exports))
+    wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.temperature)
+    for manifest in versions(exports):
+        facts = (manifest.step, manifest.classes, manifest.unknown_below, manifest.facts.get("temperature"))
+        if manifest.version in known and facts == wanted:
+            return manifest.version
+    return None
+
+
+def _export(
+    exports: Path, snapshot: Snapshot, path: Path, version: int, tolerance: float
+) -> tuple[Exported, bool]:
+    """From the known graph if there is one; True when the network had to be traced."""
+    template = load_template(exports / TEMPLATE, snapshot)
+    if template is not None:
+        try:
+            return republish(snapshot, template, path, version, tolerance), False
+        except (BadModel, ParityFailed):
+            pass  # a fresh graph decides whether it is the template's fault
+    try:
+        exported = export_full(snapshot, path, version, tolerance)
+    except (BadModel, ParityFailed) as error:
+        raise Refused(f"step {snapshot.step}: {error}") from None
+    save_template(exports / TEMPLATE, exported.model, snapshot)
+    return exported, True
+
+
+def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, policy: Policy) -> list[str]:
+    """Refuse a step back. Both models are tested on the same samples: those held out now.
+
+    An older figure would rest on other samples and fewer classes, and every new class would look like a loss.
+    """
+    samples = snapshot.held_out
+    if not (exports / LATEST).exists():
+        return []
+    if len(samples) < FEWEST_SAMPLES:
+        return [
+            f"accuracy was not compared: {len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
+        ]
+    try:
+        manifest, folder = read_counting(exports)
+        if (manifest.height, manifest.width) != (snapshot.height, snapshot.width):
+            return [f"accuracy was not compared: version {manifest.version} takes images of another size"]
+        model = RunningModel(read_model_file(folder, manifest.model), str(folder))
+    except BadModel as error:
+        return [f"accuracy was not compared with the current version: {error}"]
+    before = model.accuracy(samples, [each.id for each in manifest.classes]).held_out or 0.0
+    now = exported.accuracy.held_out or 0.0
+    if falls_by_more(before, now, policy.most_drop) and not policy.force:
+        raise Refused(
+            f"step {snapshot.step} recognises {now:.1%} of {len(samples)} held-out samples, where version "
+            f"{manifest.version} recognises {before:.1%}: a fall of more than {policy.most_drop:.1%} is not published "
+            "(teach it more, allow a larger fall, or force it)"
+        )
+    return []
+
+
+def _manifest(
+    snapshot: Snapshot, exported: Exported, version: int, model: Path, variants: dict[str, dict[str, Any]]
+) -> bytes:
+    facts = {
+        "format": FORMAT,
+        "version": version,
+        "created": exported.created,
+        "step": snapshot.step,
+        **file_facts(model),
+        "image": image_facts(snapshot),
+        "classes": class_facts(snapshot),
+        "unknown_below": snapshot.unknown_below,
+        "temperature": snapshot.temperature,
+        "feature_size": snapshot.state["proxies"].shape[1],
+        "accuracy": asdict(exported.accuracy),
+        "parity": asdict(exported.parity),
+        "variants": variants,
+        "versions": {
+            "edge_hpcr": __version__,
+            "torch": installed("torch"),
+            "onnx": installed("onnx"),
+            "opset": exported.opset,
+        },
+    }
+    return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _check_as_a_device(folder: Path) -> dict[str, dict[str, Any]]:
+    """A version that no device would take is not published; a variant that none would take is removed, with the reason."""
+    try:
+        manifest = read_manifest(folder)
+        Classifier.load_version(folder, manifest, "cpu", 1)
+    except BadModel as error:
+        raise Refused(f"a device would refuse the model: {error}") from None
+    refused = {}
+    for variant, file in manifest.variants.items():
+        try:
+            Classifier.load_version(folder, manifest, "cpu", 1, variant)
+        except BadModel as error:
+            (folder / file.file).unlink()
+            refused[variant] = none(f"a device would refuse it: {str(error).removeprefix(f'{folder}/')}")
+    return refused

@@ -1,0 +1,261 @@
+"""`python -m export serve`: the exports folder of a workspace over HTTP, read-only, for devices in the field.
+
+It gives out latest.json and the files that the manifests of published versions name, and nothing else. Standard library
+only. It speaks plain HTTP: on an open network put a server with TLS in front of it; any static file server does as well.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import hmac
+import io
+import ipaddress
+import os
+import re
+import socket
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from export.device import manifest as files
+from export.device.access_token import VARIABLE, read_token
+from export.device.errors import BadModel, WrongInput
+
+DEFAULT_PORT = 8081
+MOST_CONNECTIONS = 64
+IDLE_SECONDS = 30.0
+BLOCK = 2**18
+_VERSION_FILE = re.compile(r"/(v[0-9]{6,15})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="give published models to devices over HTTP",
+        description="Serve the exports of a workspace, read-only, to `python -m export.runtime --models URL`.",
+    )
+    parser.add_argument("--workspace", required=True, type=Path, metavar="W", help="whose exports to serve")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, help="default: %(default)s; 0 takes a free one"
+    )
+    parser.add_argument(
+        "--token",
+        type=Path,
+        metavar="FILE",
+        help=f"only for who sends this bearer token (default: ${VARIABLE})",
+    )
+    parser.set_defaults(func=command)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    try:
+        server = make_server(arguments.workspace, arguments.host, arguments.port, read_token(arguments.token))
+    except WrongInput as error:
+        print(f"export serve: {error}", file=sys.stderr)
+        return 2
+    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    print(
+        f"serving {server.exports} at http://{shown}:{server.server_address[1]}", file=sys.stderr, flush=True
+    )
+    with server, contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return 0
+
+
+def make_server(workspace: Path, host: str, port: int, token: str | None = None) -> "ExportsServer":
+    if not workspace.is_dir():
+        raise WrongInput(f"{workspace}: there is no such workspace")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise WrongInput(f"--host {host}: {files.reason_of(error)}") from None
+    if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise WrongInput(f"--host {host} is open to the network: give a token (--token FILE or {VARIABLE})")
+    try:
+        return ExportsServer(family, (str(address[0]), port), workspace / "exports", token)
+    except OSError as error:
+        raise WrongInput(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+class ExportsServer(ThreadingHTTPServer):
+    """A thread a connection, and so many connections at most."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, family: socket.AddressFamily, address: tuple[str, int], exports: Path, token: str | None
+    ) -> None:
+        self.address_family = family
+        self.exports = exports
+        self.token = token
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A device that hung up is no news; anything else is."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def open(self, path: str) -> tuple[io.BufferedReader | io.BytesIO, str]:
+        """The file behind a request's path and its SHA-256; `BadModel` if it is not one to give out."""
+        if path == f"/{files.LATEST}":
+            # Read whole: it is replaced while devices ask for it.
+            data = files.read_plain_file(self.exports / files.LATEST, files.LARGEST_LATEST)
+            return io.BytesIO(data), hashlib.sha256(data).hexdigest()
+        match = _VERSION_FILE.fullmatch(path)
+        if match is None:
+            raise BadModel(f"{path}: not a published file")
+        folder, name = self.exports / match[1], match[2]
+        published = files.read_manifest(folder)
+        if name != files.MANIFEST and name not in {each.file for each in published.files}:
+            raise BadModel(f"{path}: its manifest does not name it")
+        limit = files.LARGEST_MANIFEST if name == files.MANIFEST else files.LARGEST_MODEL
+        file = files.open_plain_file(folder / name, limit)
+        return file, self._digest(folder / name, file)
+
+    def _digest(self, path: Path, file: io.BufferedReader) -> str:
+        """Of what the file holds now, whatever its manifest says: a repaired file must not look unchanged."""
+        state = os.fstat(file.fileno())
+        identity = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
+        known = self._digests.get(path)
+        if known is None or known[0] != identity:
+            known = (identity, hashlib.file_digest(file, "sha256").hexdigest())
+            if len(self._digests) > 1000:
+                self._digests.clear()
+            self._digests[path] = known
+        return known[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "edge-hpcr"
+    sys_version = ""
+    timeout = IDLE_SECONDS
+    server: ExportsServer
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, with_body: bool) -> None:
+        if not self._is_allowed():
+            self._refuse(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+            return
+        try:
+            file, digest = self.server.open(self.path)
+        except BadModel:
+            # Which of the many reasons it was is nobody's business outside.
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            self._send(file, f'"{digest}"', with_body)
+
+    def _is_allowed(self) -> bool:
+        if self.server.token is None:
+            return True
+        scheme, _, given = (self.headers.get("Authorization") or "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.server.token.encode())
+        return same and scheme.lower() == "bearer"
+
+    def _refuse(self, status: HTTPStatus, headers: dict[str, str] | None = None) -> None:
+        self._head(status, {"Content-Length": "0", **(headers or {})})
+
+    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"X-Content-Type-Options": "nosniff", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, file: io.BufferedReader | io.BytesIO, etag: str, with_body: bool) -> None:
+        size = file.seek(0, os.SEEK_END)
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes"}
+        if _matches(self.headers.get("If-None-Match"), etag):
+            self._head(HTTPStatus.NOT_MODIFIED, headers)
+            return
+        whole = (0, size)
+        asked = self.headers.get("Range")
+        if asked is not None and self.headers.get("If-Range") in (None, etag):
+            part = parse_range(asked, size)
+        else:
+            part = whole
+        if part is None:
+            self._refuse(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{size}"})
+            return
+        start, end = part
+        headers["Content-Type"] = (
+            "application/json" if self.path.endswith(".json") else "application/octet-stream"
+        )
+        headers["Content-Length"] = str(end - start)
+        status = HTTPStatus.OK
+        if part != whole:
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        self._head(status, headers)
+        if with_body:
+            self._copy(file, start, end)
+
+    def _copy(self, file: io.BufferedReader | io.BytesIO, start: int, end: int) -> None:
+        file.seek(start)
+        left = end - start
+        while left and (block := file.read(min(BLOCK, left))):
+            self.wfile.write(block)
+            left -= len(block)
+        if left:
+            # The file became shorter on the way: the promised length cannot be kept, and the connection says so.
+            self.close_connection = True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Quiet: a fleet asks every few seconds."""
+
+
+def _matches(header: str | None, etag: str) -> bool:
+    """Whether If-None-Match names this ETag; a weak one counts, as a proxy may have made it."""
+    if header is None:
+        return False
+    return "*" in (names := [name.strip().removeprefix("W/") for name in header.split(",")]) or etag in names
+
+
+def parse_range(header: str, size: int) -> tuple[int, int] | None:
+    """Start and end of a single range; all of it if the header asks for something else; None beyond the end.
+
+    >>> parse_range("bytes=2-5", 10), parse_range("bytes=-3", 10), parse_range("bytes=10-", 10)
+    ((2, 6), (7, 10), None)
+    """
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if match is None or match[0] == "bytes=-":
+        return 0, size
+    first, last = match[1], match[2]
+    if not first:
+        length = min(int(last), size)
+        return (size - length, size) if length else None
+    start, end = int(first), min(int(last) + 1, size) if last else size
+    if last and int(last) < start:
+        return 0, size
+    return (start, end) if start < size else None

@@ -1,0 +1,240 @@
+"""The exports folder of a workspace: numbered versions, the current one, rollback and roll-forward.
+
+    exports/v000017/         a version, whole or absent
+    exports/latest.json      the current version, replaced atomically
+    exports/history.json     the last number given, and which version somebody rolled back from
+    exports/lock             held while somebody changes the folder
+
+Numbers are never used again.
+"""
+
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk
+from export.device.errors import BadModel
+from export.device.manifest import (
+    FORMAT,
+    LATEST,
+    MANIFEST,
+    Latest,
+    Manifest,
+    read_latest,
+    read_manifest,
+    read_model_file,
+)
+
+HISTORY, LOCK = "history.json", "lock"
+LOCK_SECONDS = 300.0  # a full export on a slow machine takes a minute
+_VERSION = re.compile(r"v(\d{6,})")
+
+
+def folder_name(version: int) -> str:
+    return f"v{version:06d}"
+
+
+def versions(exports: Path) -> list[Manifest]:
+    """All that are kept and can be read, oldest first."""
+    found = []
+    for folder in _folders(exports):
+        try:
+            found.append(read_manifest(folder))
+        except BadModel:
+            continue  # `verify` names it
+    return found
+
+
+def latest_version(exports: Path) -> int | None:
+    """The current version; None before the first."""
+    return read_latest(exports).version if (exports / LATEST).exists() else None
+
+
+def latest_or_none(exports: Path) -> int | None:
+    try:
+        return latest_version(exports)
+    except BadModel:
+        return None  # damaged, and replaced by the next version
+
+
+def rolled_back(exports: Path) -> int | None:
+    """The version that somebody rolled back from, as long as an older one is current."""
+    source = _history(exports)["rolled_back_from"]
+    current = latest_or_none(exports)
+    return source if source is not None and current is not None and current < source else None
+
+
+def rollback(exports: Path, version: int | None = None) -> Manifest:
+    """Make an older version current: this one, or the one before the current one."""
+    with changing(exports):
+        current = _current(exports)
+        older = [each.version for each in versions(exports) if each.version < current]
+        if not older:
+            raise UserError(f"version {current} is the oldest that is kept: there is nothing to roll back to")
+        target = older[-1] if version is None else version
+        if target not in older:
+            raise UserError(
+                f"cannot roll back from version {current} to {target}: kept are {_listed(older)} before it"
+            )
+        source = rolled_back(exports) or current
+        manifest = _check_whole(exports, target)
+        note(exports, rolled_back_from=source)
+        point_at(exports, exports / folder_name(target))
+        return manifest
+
+
+def rollforward(exports: Path) -> Manifest:
+    """Back to the version that was rolled back from; the newest, if that is no longer kept."""
+    with changing(exports):
+        current = _current(exports)
+        newer = [each.version for each in versions(exports) if each.version > current]
+        if not newer:
+            raise UserError(f"version {current} is the newest: there is nothing to roll forward to")
+        source = rolled_back(exports)
+        manifest = _check_whole(exports, source if source in newer else newer[-1])
+        point_at(exports, exports / folder_name(manifest.version))
+        note(exports, rolled_back_from=None)
+        return manifest
+
+
+def roll_to(exports: Path, version: int) -> Manifest:
+    """Let any kept version count. It stays a rollback as long as a newer version than this one was rolled back from."""
+    with changing(exports):
+        current = _current(exports)
+        if version == current:
+            raise UserError(f"version {version} is the current one already: choose another")
+        source = rolled_back(exports) or current
+        manifest = _check_whole(exports, version)
+        if version < source:
+            note(exports, rolled_back_from=source)
+        point_at(exports, exports / folder_name(version))
+        if version >= source:
+            note(exports, rolled_back_from=None)
+        return manifest
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _current(exports: Path) -> int:
+    current = latest_version(exports)
+    if current is None:
+        raise UserError(f"{exports} holds no published version yet: publish one first")
+    return current
+
+
+def _check_whole(exports: Path, version: int) -> Manifest:
+    folder = exports / folder_name(version)
+    try:
+        manifest = read_manifest(folder)
+        for file in manifest.files:
+            read_model_file(folder, file)
+    except BadModel as error:
+        raise UserError(f"version {version} is damaged and cannot count: {error}") from None
+    return manifest
+
+
+def read_counting(exports: Path) -> tuple[Manifest, Path]:
+    latest = read_latest(exports)
+    folder = exports / latest.folder
+    return read_manifest(folder, latest), folder
+
+
+def _folders(exports: Path) -> list[Path]:
+    if not exports.is_dir():
+        return []
+    found = [(int(match[1]), each) for each in exports.iterdir() if (match := _VERSION.fullmatch(each.name))]
+    return [folder for _, folder in sorted(found)]
+
+
+@contextmanager
+def changing(exports: Path) -> Iterator[None]:
+    """Alone in the folder, and with whatever an earlier process left half done removed."""
+    try:
+        exports.mkdir(parents=True, exist_ok=True)
+        with (exports / LOCK).open("a") as lock:
+            _wait_for(lock, exports)
+            for left in (*exports.glob(".v*.writing"), *exports.glob(".v*.removing")):
+                shutil.rmtree(left)
+            yield
+    except OSError as error:
+        raise UserError(
+            f"cannot change {exports}: {error.strerror or error}; is there room, and a right to write?"
+        ) from error
+
+
+def _wait_for(lock: IO[str], exports: Path) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{exports}: another process has been busy in it for {LOCK_SECONDS:.0f} s; end that first"
+                ) from None
+            time.sleep(0.05)
+
+
+def _history(exports: Path) -> dict[str, Any]:
+    """What the version folders do not tell; without a readable file, what they do."""
+    try:
+        history = json.loads((exports / HISTORY).read_text(encoding="utf-8"))
+        source = history["rolled_back_from"]
+        return {
+            "last_version": int(history["last_version"]),
+            "rolled_back_from": None if source is None else int(source),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"last_version": 0, "rolled_back_from": None}
+
+
+def next_version(exports: Path) -> int:
+    numbers = [int(folder.name[1:]) for folder in _folders(exports)]
+    return max([_history(exports)["last_version"], latest_or_none(exports) or 0, *numbers]) + 1
+
+
+def note(exports: Path, **changes: int | None) -> None:
+    history = {"format": FORMAT, **_history(exports), **changes}
+    _replace(exports / HISTORY, json.dumps(history).encode())
+
+
+def point_at(exports: Path, folder: Path) -> None:
+    data = (folder / MANIFEST).read_bytes()
+    version = int(folder.name[1:])
+    latest = Latest(version, folder.name, hashlib.sha256(data).hexdigest())
+    _replace(exports / LATEST, latest.to_bytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whoever reads meanwhile sees the old contents or the new, and so does a power cut."""
+    writing = path.with_name(f".{path.name}.writing")
+    write_through(writing, data)
+    writing.replace(path)
+    flush_to_disk(path.parent)
+
+
+def write_through(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    flush_to_disk(path)
+
+
+def prune(exports: Path, keep: int) -> None:
+    current = latest_version(exports)
+    for folder in _folders(exports)[:-keep]:
+        if int(folder.name[1:]) != current:
+            removing = exports / f".{folder.name}.removing"
+            folder.rename(removing)
+            # First what makes it a version, for whoever looks into every folder at this moment.
+            (removing / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(removing)
