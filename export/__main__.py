@@ -18,7 +18,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.workspace.layout import Layout
-from export.device.errors import BadModel, OneLineParser, WrongInput
+from export.device.errors import BadModel, OneLineParser
 from export.device.manifest import Manifest
 from export.publish import serve
 from export.publish.policy import Policy, Refused
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = make_parser(argv[0]).parse_args(argv)
     try:
         return arguments.func(arguments)
-    except (UserError, WrongInput) as error:
+    except UserError as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
     except Refused as error:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from device_parts import frame_of
 
-from export.device.errors import WrongInput
+from edge_hpcr.common.errors import UserError
 from export.device.frames import EndOfFrames, Frame, Frames, LiveCamera, open_frames, shown_address
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +79,7 @@ def test_bad_images_are_told_and_left_out(tmp_path: Path):
 
 def test_a_folder_without_images_is_the_wrong_one_unless_it_is_watched(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.raises(WrongInput, match="there is no image in it"):
+    with pytest.raises(UserError, match="there is no image in it"):
         open_frames(str(tmp_path), print)
     watched = open_frames(str(tmp_path), print, watch=True)
     assert watched.read(0.01) is None
@@ -187,19 +187,19 @@ def test_every_frame_of_a_video_is_shown(video: Path):
 )
 def test_a_source_that_is_none_is_refused(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongInput):
+    with pytest.raises(UserError):
         open_frames(spec, print)
 
 
 def test_a_file_that_is_no_video_is_refused(tmp_path: Path):
     (tmp_path / "x.mp4").write_text("hello")
-    with pytest.raises(WrongInput, match="not a video"):
+    with pytest.raises(UserError, match="not a video"):
         open_frames(str(tmp_path / "x.mp4"), print)
 
 
 def test_only_a_folder_can_be_watched(video: Path):
     for spec in (str(video), "0", "rtsp://host/x"):
-        with pytest.raises(WrongInput, match="--watch is for a folder"):
+        with pytest.raises(UserError, match="--watch is for a folder"):
             open_frames(spec, print, watch=True)
 
 

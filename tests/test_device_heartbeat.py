@@ -8,7 +8,8 @@ import pytest
 from device_parts import publish
 from test_device_runtime import add, line_of, started
 
-from export.device.errors import BadModel, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel
 from export.device.heartbeat import Heartbeat, main
 from export.device.model import Classifier
 from export.device.runtime import main as runtime
@@ -46,7 +47,7 @@ def test_a_beat_a_second_is_enough(tmp_path: Path):
 def test_a_place_that_cannot_be_written_is_told_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(WrongInput, match=r"--heartbeat .*nowhere"):
+    with pytest.raises(UserError, match=r"--heartbeat .*nowhere"):
         Heartbeat(tmp_path / "nowhere" / "heartbeat", print)
     publish(tmp_path / "exports", 1)
     places = ["--models", str(tmp_path / "exports"), "--source", str(tmp_path)]
@@ -57,7 +58,7 @@ def test_a_place_that_cannot_be_written_is_told_at_the_start(
 
 def test_a_file_with_something_in_it_is_somebody_elses(tmp_path: Path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(WrongInput, match="it holds something"):
+    with pytest.raises(UserError, match="it holds something"):
         Heartbeat(tmp_path / "notes", print)
     assert (tmp_path / "notes").read_text() == "mine"
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from device_parts import frame_of, manifest_of, publish, tiny_model
 
-from export.device.errors import BadModel, Unavailable, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel, Unavailable
 from export.device.hot_swap import HotSwap
 from export.device.http_models import HttpModels
 from export.device.model_source import Loading
@@ -456,7 +457,7 @@ def test_a_server_that_nobody_runs_is_told(cache: Path):
     ],
 )
 def test_an_address_that_is_none_is_refused_and_not_repeated(cache: Path, url: str):
-    with pytest.raises(WrongInput) as caught:
+    with pytest.raises(UserError) as caught:
         HttpModels(url, cache)
     assert "secret" not in str(caught.value)
 

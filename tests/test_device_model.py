@@ -20,8 +20,9 @@ from device_parts import (
     tiny_model,
 )
 
+from edge_hpcr.common.errors import UserError
 from export.device import providers
-from export.device.errors import BadModel, WrongInput
+from export.device.errors import BadModel
 from export.device.model import Classifier
 
 ROOT = Path(__file__).parent.parent
@@ -139,7 +140,7 @@ def test_a_variant_is_used_where_there_is_one_and_its_lack_is_told(tmp_path: Pat
     assert Classifier.load(folder / "model.int8.onnx", "cpu", 1).variant == "int8"
     fp16 = Classifier.load(tmp_path / "exports", "cpu", 1, variant="fp16")
     assert (fp16.variant, fp16.variant_note) == ("fp32", "version 1 has no fp16 variant: no GPU here")
-    with pytest.raises(WrongInput, match="choose one of fp32, int8, fp16"):
+    with pytest.raises(UserError, match="choose one of fp32, int8, fp16"):
         Classifier.load(tmp_path / "exports", "cpu", 1, variant="int4")
 
 
@@ -165,7 +166,7 @@ def test_without_a_gpu_the_cpu_runs_and_says_why(exports: Path, monkeypatch: pyt
     assert classifier.provider == "CPUExecutionProvider"
     assert classifier.provider_note == "no NVIDIA driver (none)"
     assert Classifier.load(exports, "auto", 1).predict([frame_of("red")])[0].top[0].name == "red"
-    with pytest.raises(WrongInput, match="a GPU is required, and none can be used: no NVIDIA driver"):
+    with pytest.raises(UserError, match="a GPU is required, and none can be used: no NVIDIA driver"):
         Classifier.load(exports, "auto", 1, require_gpu=True)
 
 

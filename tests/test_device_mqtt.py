@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from edge_hpcr.common.errors import UserError
 from export.device import mqtt
-from export.device.errors import WrongInput
 from export.device.mqtt import MqttSender, parse_address
 
 CONNECT, PUBLISH, DISCONNECT = 1, 3, 14
@@ -160,7 +160,7 @@ def test_an_address_names_host_port_and_topic(address: str, parsed: tuple[str, i
     ],
 )
 def test_an_address_that_is_none_is_refused_and_not_repeated(address: str):
-    with pytest.raises(WrongInput) as caught:
+    with pytest.raises(UserError) as caught:
         parse_address(address)
     assert "secret" not in str(caught.value)
 
@@ -170,5 +170,5 @@ def test_without_paho_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch)
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(mqtt.importlib, "import_module", absent)
-    with pytest.raises(WrongInput, match="pip install paho-mqtt"):
+    with pytest.raises(UserError, match="pip install paho-mqtt"):
         MqttSender("host")

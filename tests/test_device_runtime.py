@@ -23,8 +23,8 @@ from device_parts import NAMES, frame_of, manifest_of, publish, tiny_model
 from test_device_hostile import endless_when_black, model_case, nan_when_black, slow_constants
 from test_device_mqtt import Broker
 
+from edge_hpcr.common.errors import UserError
 from export.device.display import Page, draw, open_display
-from export.device.errors import WrongInput
 from export.device.frames import Frame
 from export.device.model import Label, Result
 from export.device.runtime import main, tell
@@ -473,6 +473,6 @@ def test_a_frame_of_any_size_is_drawn_with_names_in_any_script(size: tuple[int, 
 def test_a_port_that_is_taken_is_told():
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(WrongInput, match="choose another port"),
+        pytest.raises(UserError, match="choose another port"),
     ):
         open_display(str(taken.getsockname()[1]))

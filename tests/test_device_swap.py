@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from device_parts import NAMES, frame_of, manifest_of, many_swaps, point_at, publish, tiny_model
 
-from export.device.errors import BadModel, Unavailable, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel, Unavailable
 from export.device.hot_swap import HotSwap
 from export.device.manifest import read_manifest, read_plain_file
 from export.device.model import Classifier
@@ -178,7 +179,7 @@ def test_a_latest_that_arrives_before_its_version_is_waited_for(swap: HotSwap, e
 
 def test_without_any_model_the_start_fails_with_a_way_out(tmp_path: Path, said: list[str]):
     swap = HotSwap(LocalModels(tmp_path), Loading("cpu", 1), said.append)
-    with pytest.raises(WrongInput, match=r"holds no published model yet .* \(--wait waits for one\)"):
+    with pytest.raises(UserError, match=r"holds no published model yet .* \(--wait waits for one\)"):
         swap.first()
 
 
@@ -232,7 +233,7 @@ def test_after_a_rollback_no_newer_model_stands_in(exports: Path, said: list[str
     publish(exports, 2)
     point_at(exports, 1, (exports / "v000001" / "manifest.json").read_bytes())
     (exports / "v000001" / "model.onnx").unlink()
-    with pytest.raises(WrongInput, match="no model to start with"):
+    with pytest.raises(UserError, match="no model to start with"):
         HotSwap(LocalModels(exports), Loading("cpu", 1), said.append).first()
 
 

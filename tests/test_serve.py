@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from device_parts import publish
 
-from export.device.errors import WrongInput
+from edge_hpcr.common.errors import UserError
 from export.publish import serve
 from export.publish.serve import ExportsServer, make_server, parse_range
 
@@ -193,7 +193,7 @@ def test_with_a_token_only_who_sends_it_gets_anything(workspace: Path):
 
 def test_an_address_of_the_network_needs_a_token(workspace: Path):
     for host in ("0.0.0.0", "::"):
-        with pytest.raises(WrongInput, match="open to the network: give a token"):
+        with pytest.raises(UserError, match="open to the network: give a token"):
             make_server(workspace, host, 0)
     make_server(workspace, "0.0.0.0", 0, TOKEN).server_close()
 
@@ -206,9 +206,9 @@ def test_a_workspace_without_exports_is_served_once_there_is_one(tmp_path: Path)
 
 
 def test_wrong_places_are_named(tmp_path: Path):
-    with pytest.raises(WrongInput, match="there is no such workspace"):
+    with pytest.raises(UserError, match="there is no such workspace"):
         make_server(tmp_path / "no", "127.0.0.1", 0)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(WrongInput, match="cannot listen"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen"):
         make_server(tmp_path, "127.0.0.1", taken.getsockname()[1])
 
 

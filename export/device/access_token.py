@@ -6,7 +6,7 @@ An option can be read by everybody on the machine, in the list of processes.
 import os
 from pathlib import Path
 
-from export.device.errors import WrongInput
+from edge_hpcr.common.errors import UserError
 from export.device.manifest import reason_of
 
 VARIABLE = "EDGE_HPCR_TOKEN"
@@ -23,7 +23,7 @@ def read_token(path: Path | None) -> str | None:
             with path.open(encoding="utf-8") as file:
                 text = file.read(LONGEST + 1)
         except (OSError, UnicodeDecodeError) as error:
-            raise WrongInput(f"cannot read the token file {path}: {reason_of(error)}") from None
+            raise UserError(f"cannot read the token file {path}: {reason_of(error)}") from None
     else:
         where = f"the environment variable {VARIABLE}"
         if VARIABLE not in os.environ:
@@ -31,7 +31,7 @@ def read_token(path: Path | None) -> str | None:
         text = os.environ[VARIABLE]
     token = text.strip()
     if not SHORTEST <= len(token) <= LONGEST:
-        raise WrongInput(f"{where}: a token has {SHORTEST} to {LONGEST} characters; {HOW_TO_MAKE}")
+        raise UserError(f"{where}: a token has {SHORTEST} to {LONGEST} characters; {HOW_TO_MAKE}")
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise WrongInput(f"{where}: a token is one word of ASCII letters, digits and signs; {HOW_TO_MAKE}")
+        raise UserError(f"{where}: a token is one word of ASCII letters, digits and signs; {HOW_TO_MAKE}")
     return token

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 
-from export.device.errors import WrongInput
+from edge_hpcr.common.errors import UserError
 from export.device.frames import Frame
 from export.device.model import Result
 
@@ -34,7 +34,7 @@ def open_display(spec: str) -> Display:
     if spec == "window":
         return Window()
     if not (spec.isascii() and spec.isdecimal() and len(spec) <= 5 and int(spec) <= 65535):
-        raise WrongInput(f"--display takes window or a port from 0 to 65535, and not {spec!r}")
+        raise UserError(f"--display takes window or a port from 0 to 65535, and not {spec!r}")
     return Page(int(spec))
 
 
@@ -66,7 +66,7 @@ class Window:
         try:
             cv2.namedWindow("Edge HPCR", cv2.WINDOW_NORMAL)
         except cv2.error:
-            raise WrongInput(
+            raise UserError(
                 "--display window: this OpenCV has no windows (opencv-python-headless) or there is no screen; "
                 "--display 8082 shows a page instead"
             ) from None
@@ -98,7 +98,7 @@ class Page:
         try:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise WrongInput(f"--display {port}: {error.strerror}; choose another port") from None
+            raise UserError(f"--display {port}: {error.strerror}; choose another port") from None
         self._server.page = self
         self.port: int = self._server.server_address[1]
         self.name = f"http://127.0.0.1:{self.port}/"

@@ -12,10 +12,6 @@ class Unavailable(Exception):
     """Models cannot be reached at this moment; asking again later may help."""
 
 
-class WrongInput(Exception):
-    """The user asked for something impossible. The command line prints it and exits with 2."""
-
-
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line; the whole usage is for --help."""
 

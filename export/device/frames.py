@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import cv2
 import numpy as np
 
-from export.device.errors import BadModel, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel
 from export.device.manifest import read_plain_file, reason_of
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before a camera is opened again; the last one for ever
@@ -70,11 +71,11 @@ def open_frames(spec: str, report: Report, watch: bool = False) -> Frames:
     try:
         is_folder, is_file = bool(spec) and path.is_dir(), path.is_file()
     except OSError as error:
-        raise WrongInput(f"{shown_path(path)}: cannot be read: {reason_of(error)}") from None
+        raise UserError(f"{shown_path(path)}: cannot be read: {reason_of(error)}") from None
     if is_folder:
         return ImageFolder(path, report, watch)
     if not is_file:
-        raise WrongInput(
+        raise UserError(
             f"{shown_path(path)}: there is no such file or folder, and it is no camera's number or address"
         )
     return _live_only(watch, lambda: VideoFile(path))
@@ -82,7 +83,7 @@ def open_frames(spec: str, report: Report, watch: bool = False) -> Frames:
 
 def _live_only(watch: bool, make: Callable[[], Frames]) -> Frames:
     if watch:
-        raise WrongInput("--watch is for a folder of images")
+        raise UserError("--watch is for a folder of images")
     return make()
 
 
@@ -101,7 +102,7 @@ def shown_address(url: str) -> str:
     except ValueError:
         host = None
     if scheme.lower() not in SCHEMES or not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise WrongInput(
+        raise UserError(
             f"the camera's address is not understood: it begins with {', '.join(SCHEMES)}:// and a host"
         )
     path = "/".join("…" if "=" in part else part for part in parts.path.split("/"))
@@ -211,10 +212,10 @@ class VideoFile:
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            raise WrongInput(f"{self.name}: the name is not valid UTF-8, which OpenCV cannot open") from None
+            raise UserError(f"{self.name}: the name is not valid UTF-8, which OpenCV cannot open") from None
         self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
         if not self._capture.isOpened():
-            raise WrongInput(
+            raise UserError(
                 f"{self.name}: not a video that OpenCV can read (a single image goes into a folder)"
             )
 
@@ -248,7 +249,7 @@ class ImageFolder:
         if not watch:
             images = self._look()
             if not images:
-                raise WrongInput(f"{self.name}: there is no image in it (--watch waits for some)")
+                raise UserError(f"{self.name}: there is no image in it (--watch waits for some)")
             self._waiting = iter(images)
 
     def read(self, timeout: float) -> Frame | None:

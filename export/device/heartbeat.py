@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from export.device.errors import OneLineParser, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import OneLineParser
 from export.device.manifest import reason_of
 
 EVERY_SECONDS = 1.0
@@ -27,12 +28,12 @@ class Heartbeat:
         self._failed = False
         try:
             if path.exists() and path.stat().st_size:
-                raise WrongInput(f"--heartbeat {path}: it holds something: name a file of its own")
+                raise UserError(f"--heartbeat {path}: it holds something: name a file of its own")
             path.touch()
             # There is nothing to tell yet, and an earlier runtime's beat is not this one's.
             path.unlink()
         except OSError as error:
-            raise WrongInput(f"--heartbeat {path}: {reason_of(error)}") from None
+            raise UserError(f"--heartbeat {path}: {reason_of(error)}") from None
 
     def beat(self) -> None:
         now = time.monotonic()

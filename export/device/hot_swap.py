@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from export.device.errors import BadModel, Unavailable, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel, Unavailable
 from export.device.model import Classifier
 from export.device.model_source import Loading, ModelSource, Offer
 
@@ -75,10 +76,10 @@ class HotSwap:
             if self._classifier is not None:
                 return self._classifier
             if not wait:
-                raise WrongInput(f"no model to start with: {problem} (--wait waits for one)")
+                raise UserError(f"no model to start with: {problem} (--wait waits for one)")
             self._say_trouble(f"waiting for a first model: {problem}")
             if self._stop.wait(self._poll):
-                raise WrongInput("stopped before there was a model")
+                raise UserError("stopped before there was a model")
 
     def _try_first(self) -> str:
         """Why the newest model is not in use, if it is not."""
@@ -172,7 +173,7 @@ class HotSwap:
             self._swap(offer)
         except Unavailable as error:
             self._say_trouble(f"{error}; {self._in_use()} goes on")
-        except (BadModel, WrongInput) as error:
+        except (BadModel, UserError) as error:
             if offer is None or self._source.lost(offer):
                 self._say_trouble(f"{error}; {self._in_use()} goes on")
             else:

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from export.device.errors import BadModel, Unavailable, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel, Unavailable
 
 MOST_REDIRECTS = 3
 BLOCK = 65_536
@@ -145,22 +146,22 @@ class Server:
 
 
 def _checked(url: str) -> SplitResult:
-    """The address, or a `WrongInput` that does not repeat what may hold a password."""
+    """The address, or a `UserError` that does not repeat what may hold a password."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and is_host(parts.hostname or "") and parts.port != 0
     except ValueError:
         good = False
     if not good or not url.isascii() or not url.isprintable() or " " in url:
-        raise WrongInput(
+        raise UserError(
             "the models' address is not understood: write it as http://HOST:PORT/PATH or https://…"
         )
     if parts.username is not None or parts.password is not None:
-        raise WrongInput(
+        raise UserError(
             "a password in the models' address is refused: put a token into a file (--token FILE)"
         )
     if parts.query or parts.fragment:
-        raise WrongInput("the models' address must be that of a folder, without ? and #")
+        raise UserError("the models' address must be that of a folder, without ? and #")
     return parts
 
 

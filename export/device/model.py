@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from edge_hpcr.common.errors import one_of
 from edge_hpcr.stream.resize import prepare
 from export.device import manifest as files
 from export.device.errors import BadModel as BadModel
-from export.device.errors import WrongInput
 from export.device.manifest import Manifest
 from export.device.model_info import check_agreement, check_shapes, read_metadata
 from export.device.providers import RUNTIME_ERRORS, Session, one_line, open_session
@@ -112,7 +112,7 @@ class Classifier:
         require_gpu: bool = False,
     ) -> "Classifier":
         """The model that a manifest describes; the plain one if the version does not have the variant."""
-        _check_variant(variant)
+        one_of("variant", variant, files.VARIANTS)
         file = manifest.file_of(variant)
         where = str(folder / file.file)
         data = files.read_model_file(folder, file)
@@ -128,7 +128,7 @@ class Classifier:
     def _load_file(
         cls, path: Path, providers: str, threads: int, variant: str, require_gpu: bool
     ) -> "Classifier":
-        _check_variant(variant)
+        one_of("variant", variant, files.VARIANTS)
         if (path.parent / files.MANIFEST).is_file():
             folder = path.parent.resolve()
             manifest = files.read_manifest(folder)
@@ -199,8 +199,3 @@ class Classifier:
                 )
         if (scores < -1e-6).any() or (np.abs(scores.sum(axis=1) - 1) > MOST_WRONG_SUM).any():
             raise BadModel(f"{self._where}: the scores of a test image are no probabilities")
-
-
-def _check_variant(variant: str) -> None:
-    if variant not in files.VARIANTS:
-        raise WrongInput(f"unknown variant {variant!r}: choose one of {', '.join(files.VARIANTS)}")

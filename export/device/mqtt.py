@@ -5,7 +5,7 @@ import os
 from collections import deque
 from typing import Any
 
-from export.device.errors import WrongInput
+from edge_hpcr.common.errors import UserError
 from export.device.http_client import is_host
 
 DEFAULT_TOPIC = "edge-hpcr"
@@ -22,7 +22,7 @@ class MqttSender:
         try:
             paho = importlib.import_module("paho.mqtt.client")
         except ModuleNotFoundError:
-            raise WrongInput("--mqtt needs the package paho-mqtt: pip install paho-mqtt") from None
+            raise UserError("--mqtt needs the package paho-mqtt: pip install paho-mqtt") from None
         self.name = f"{host}:{port}/{self.topic}"
         self._client: Any = paho.Client(paho.CallbackAPIVersion.VERSION2)
         self._unsent: deque[Any] = deque()
@@ -80,9 +80,9 @@ def parse_address(address: str) -> tuple[str, int, str]:
         number = DEFAULT_PORT
     topic = topic or DEFAULT_TOPIC
     if not is_host(host) or "@" in host or not 1 <= number <= 65535:
-        raise WrongInput(
+        raise UserError(
             f"--mqtt takes HOST[:PORT][/TOPIC]; user and password go into {USER_VARIABLE} and {PASSWORD_VARIABLE}"
         )
     if any(sign in topic for sign in "+#\0") or not topic.isprintable() or len(topic.encode()) > 60_000:
-        raise WrongInput("--mqtt: a topic to publish to has no + and # and no control characters")
+        raise UserError("--mqtt: a topic to publish to has no + and # and no control characters")
     return host, number, topic

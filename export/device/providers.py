@@ -11,7 +11,8 @@ from typing import Any
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from export.device.errors import BadModel, WrongInput
+from edge_hpcr.common.errors import UserError
+from export.device.errors import BadModel
 from export.device.one_file import check_one_file
 
 CHOICES = ("auto", "cpu", "tensorrt")
@@ -47,9 +48,9 @@ def open_session(
 ) -> Session:
     """The model in `data`, on the best hardware that works; `threads` 0 leaves their number to ONNX Runtime."""
     if providers not in CHOICES:
-        raise WrongInput(f"unknown providers {providers!r}: choose one of {', '.join(CHOICES)}")
+        raise UserError(f"unknown providers {providers!r}: choose one of {', '.join(CHOICES)}")
     if require_gpu and providers == "cpu":
-        raise WrongInput("a GPU is required and the CPU was asked for: leave one of them out")
+        raise UserError("a GPU is required and the CPU was asked for: leave one of them out")
     check_one_file(data, where)
     wanted, note = _wanted(providers)
     session = None
@@ -67,7 +68,7 @@ def open_session(
     if provider != wanted[0]:
         note = f"{wanted[0]} did not start (do driver, CUDA and cuDNN fit this ONNX Runtime?)"
     if require_gpu and provider == CPU:
-        raise WrongInput(f"a GPU is required, and none can be used: {note}")
+        raise UserError(f"a GPU is required, and none can be used: {note}")
     try:
         metadata = dict(session.get_modelmeta().custom_metadata_map)
         inputs, outputs = (

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 # OpenCV reads it once, when it is loaded: an image is refused by its header, before memory is taken for its pixels.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 
+from edge_hpcr.common.errors import UserError
 from export.device.access_token import VARIABLE, read_token
 from export.device.display import Display, Page, open_display
-from export.device.errors import BadModel, OneLineParser, WrongInput
+from export.device.errors import BadModel, OneLineParser
 from export.device.frames import EndOfFrames, Frame, Frames, open_frames
 from export.device.heartbeat import Heartbeat
 from export.device.hot_swap import HotSwap
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with stop.listening():
             return run(options, stop)
-    except WrongInput as error:
+    except UserError as error:
         tell(str(error))
         return 2
     except KeyboardInterrupt:
@@ -176,7 +177,7 @@ def models(options: argparse.Namespace) -> ModelSource:
     if "://" not in options.models:
         return LocalModels(Path(options.models))
     if options.cache is None:
-        raise WrongInput("there is no home folder to keep models of a server in: name one with --cache DIR")
+        raise UserError("there is no home folder to keep models of a server in: name one with --cache DIR")
     return HttpModels(options.models, options.cache, read_token(options.token), options.variant)
 
 

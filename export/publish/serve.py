@@ -20,9 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from edge_hpcr.common.errors import UserError
 from export.device import manifest as files
 from export.device.access_token import VARIABLE, read_token
-from export.device.errors import BadModel, WrongInput
+from export.device.errors import BadModel
 
 DEFAULT_PORT = 8081
 MOST_CONNECTIONS = 64
@@ -61,7 +62,7 @@ def _port(text: str) -> int:
 def command(arguments: argparse.Namespace) -> int:
     try:
         server = make_server(arguments.workspace, arguments.host, arguments.port, read_token(arguments.token))
-    except WrongInput as error:
+    except UserError as error:
         print(f"export serve: {error}", file=sys.stderr)
         return 2
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -75,17 +76,17 @@ def command(arguments: argparse.Namespace) -> int:
 
 def make_server(workspace: Path, host: str, port: int, token: str | None = None) -> "ExportsServer":
     if not workspace.is_dir():
-        raise WrongInput(f"{workspace}: there is no such workspace")
+        raise UserError(f"{workspace}: there is no such workspace")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise WrongInput(f"--host {host}: {files.reason_of(error)}") from None
+        raise UserError(f"--host {host}: {files.reason_of(error)}") from None
     if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise WrongInput(f"--host {host} is open to the network: give a token (--token FILE or {VARIABLE})")
+        raise UserError(f"--host {host} is open to the network: give a token (--token FILE or {VARIABLE})")
     try:
         return ExportsServer(family, (str(address[0]), port), workspace / "exports", token)
     except OSError as error:
-        raise WrongInput(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 class ExportsServer(ThreadingHTTPServer):
