@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from edge_hpcr.bench import metrics
@@ -82,7 +82,7 @@ def finished(name: str, result: dict[str, Any], at: float | None) -> RunView:
 
 def _time_of(text: str) -> float:
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return 0.0
 

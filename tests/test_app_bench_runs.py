@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from app import bench_runs
+from app import bench_runs, bench_view
 from app.bench_runs import BenchRuns, Request
 from edge_hpcr.bench.run import Interrupted, Run, make_config
 from edge_hpcr.common.errors import UserError
@@ -46,6 +46,19 @@ def until(condition):
 
 def state(runs, name=NAME):
     return {view.name: view.state for view in runs.runs()}.get(name)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_the_end_of_a_run_is_read_as_utc_in_summer_too(monkeypatch, zone):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for text, seconds in (("2026-07-01T12:00:00Z", 1782907200), ("2026-01-01T12:00:00Z", 1767268800)):
+            result = {"seed": 0, "finished": text, "accuracy_matrix": [], "ema_accuracy_matrix": []}
+            assert bench_view.finished("x", result | {"train_seconds": 1.0}, None).at == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_run_goes_to_its_end_at_low_priority_and_its_result_can_be_fetched(runs):

@@ -14,6 +14,7 @@ from edge_hpcr.bench import run as bench
 from edge_hpcr.bench.run import Interrupted, Run, make_config
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import locked
 from edge_hpcr.learner.learner import Learner, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -165,6 +166,40 @@ def test_a_run_that_another_process_is_running_is_refused(tmp_path):
     with pytest.raises(Interrupted):
         Run(quick_config(), tmp_path).run(on_step=run_it_again)
     assert Run(quick_config(), tmp_path).run()["A_T"] > 0
+
+
+# Waits between opening the lock file and locking it, which is where a lock can lose its file to the last holder.
+SLOW_TO_LOCK = """
+import fcntl, sys
+from pathlib import Path
+from edge_hpcr.common.files import locked
+
+def lock_when_told(*arguments, lock=fcntl.flock):
+    fcntl.flock = lock
+    print("opened", flush=True)
+    sys.stdin.readline()
+    lock(*arguments)
+
+fcntl.flock = lock_when_told
+with locked(Path(sys.argv[1]), "held by the parent"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_lock_whose_last_holder_removed_its_file_is_held_by_one_process_only(tmp_path):
+    path = tmp_path / "run.lock"
+    command = [sys.executable, "-c", SLOW_TO_LOCK, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        with locked(path, "held"):
+            assert other.stdout.readline() == "opened\n"
+        other.stdin.write("lock it\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="held by the child"), locked(path, "held by the child"):
+            pass
+        other.communicate("let go\n")
+    assert other.returncode == 0 and not path.exists()
 
 
 def test_a_damaged_checkpoint_is_named_by_the_command(tmp_path, capsys):

@@ -6,7 +6,6 @@ was restored goes on bit for bit.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
 import resource
@@ -32,7 +31,7 @@ from edge_hpcr.bench.datasets import registry
 from edge_hpcr.bench.split import STREAMS, SplitStream, blurry, split
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import flush_to_disk, locked
 from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
@@ -149,7 +148,8 @@ class Run:
 
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
-        with _only_here(self.folder / f"{self.config.name}.lock"):
+        refusal = f"{self.config.name} is being run by another process; wait, or choose another --out"
+        with locked(self.folder / f"{self.config.name}.lock", refusal):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
@@ -396,23 +396,6 @@ def _write_json(path: Path, value: Any) -> None:
     flush_to_disk(temporary)
     temporary.rename(path)
     flush_to_disk(path.parent)  # before the checkpoint goes that could make it again
-
-
-@contextmanager
-def _only_here(lock: Path) -> Iterator[None]:
-    """Refuse to run what another process is running: both would write the same checkpoint."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{lock.stem} is being run by another process; wait, or choose another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 @contextmanager
