@@ -16,7 +16,7 @@ class Setting:
     learner_options: dict[str, Any] = field(default_factory=dict)
 
 
-# The specification's table: buffers, and the weights of the two distillation losses where they differ from the defaults.
+# The paper's settings: buffers, and the weights of the two distillation losses where they differ from the defaults.
 BUFFERS = {
     "cifar10": (100, 200, 500),
     "cifar100": (1000, 2000, 5000),

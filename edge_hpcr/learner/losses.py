@@ -1,7 +1,7 @@
 """The losses of HPCR as pure functions of tensors, cited by the names of the paper's equations.
 
 Every function takes logits `o = cos(z, w)/tau`, labels as class columns, and features `z`; none keeps state, none
-draws random numbers. Where the paper's print and the project's specification differ, `docs/method.md` says why.
+draws random numbers. Where the paper prints an equation wrong, `docs/method.md` says how and why.
 """
 
 import math
