@@ -44,7 +44,7 @@ import json, sys
 import psutil
 own = psutil.Process()
 import cv2, numpy, onnxruntime
-from export.model import Classifier
+from export.device.model import Classifier
 held = {"imports": own.memory_info().rss}
 classifier = Classifier.load(sys.argv[1], "cpu", 1)
 held["loaded"] = own.memory_info().rss

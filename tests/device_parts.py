@@ -144,8 +144,8 @@ MANY_SWAPS = """
 import json, sys, threading
 from pathlib import Path
 import numpy as np, psutil
-from export.hot_swap import HotSwap
-from export.model_source import Loading, LocalModels
+from export.device.hot_swap import HotSwap
+from export.device.model_source import Loading, LocalModels
 
 exports, swaps = Path(sys.argv[1]), int(sys.argv[2])
 texts = [(exports / f"latest{n}").read_bytes() for n in (1, 2)]

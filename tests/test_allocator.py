@@ -11,7 +11,7 @@ PROGRAM = textwrap.dedent(
     """
     import resource, sys
     import numpy as np
-    from edge_hpcr.allocator import keep_freed_memory
+    from edge_hpcr.common.allocator import keep_freed_memory
     if sys.argv[1] == "keep":
         assert keep_freed_memory()
     for _ in range(20):

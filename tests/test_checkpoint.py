@@ -103,8 +103,8 @@ def test_a_full_disk_is_said_and_the_older_checkpoint_stays(tmp_path):
         import resource, signal, sys
         from pathlib import Path
         import numpy as np
-        from edge_hpcr import checkpoint
-        from edge_hpcr.errors import UserError
+        from edge_hpcr.learner import checkpoint
+        from edge_hpcr.common.errors import UserError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_there(tmp_path):
         import sys
         from pathlib import Path
         import numpy as np
-        from edge_hpcr import checkpoint
+        from edge_hpcr.learner import checkpoint
         for step in range(10**6):
             checkpoint.write(Path(sys.argv[1]), {"a": {"x": np.full(50_000, step)}}, {"step": step})
             print(step, flush=True)

@@ -192,7 +192,7 @@ class Refuse:
         if name.partition(".")[0] in {"torch", "gradio", "edge_hpcr", "onnx", "PIL", "paho", "psutil"}:
             raise ImportError(f"{name} must not be needed on a device")
 sys.meta_path.insert(0, Refuse())
-from export.runtime import main
+from export.device.runtime import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -289,8 +289,8 @@ def test_a_model_that_hangs_on_a_frame_does_not_hold_up_the_end(tmp_path: Path, 
 LEAVE = """
 import sys, threading
 import numpy as np
-from export.model import Classifier
-from export.runtime import leave
+from export.device.model import Classifier
+from export.device.runtime import leave
 classifier, begun = Classifier.load(sys.argv[1], "cpu", 1), threading.Event()
 def run():
     while True:

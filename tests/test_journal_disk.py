@@ -41,7 +41,7 @@ def check_whole(path: Path) -> None:
 
 FILL_THE_DISK = """
 import json, resource, sys
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.journal import Journal, NewSample
 journal = Journal(sys.argv[1])
 mug = journal.create_class("mug")
@@ -242,7 +242,7 @@ def test_the_journal_is_read_beside_a_process_that_writes_it_and_sees_one_moment
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.database import open_read_only
 from edge_hpcr.workspace.journal import Journal
 if os.getuid() == 0:  # who may write everywhere

@@ -114,7 +114,7 @@ WRITE_WITHOUT_ROOM = """
 import json, resource, sys
 import numpy as np
 from pathlib import Path
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.sample_files import SampleFiles
 files = SampleFiles(Path(sys.argv[1]))
 noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)

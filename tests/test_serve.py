@@ -236,7 +236,7 @@ def test_a_connection_too_many_is_closed_and_the_server_goes_on(
 
 COMMAND = """
 import argparse, sys
-from export import serve
+from export.publish import serve
 parser = argparse.ArgumentParser()
 serve.add_parser(parser.add_subparsers(required=True))
 arguments = parser.parse_args()

@@ -230,7 +230,7 @@ def test_a_wrong_address_is_refused_in_one_line_without_its_secrets(url):
 def test_a_camera_that_does_not_exist_reconnects_quietly_and_the_process_ends_well():
     program = """
 import sys, time
-from edge_hpcr.streams import open_stream
+from edge_hpcr.stream import open_stream
 for spec in ("97", "http://admin:s3cret@127.0.0.1:9/x"):
     stream = open_stream(spec)
     deadline = time.monotonic() + 30
@@ -253,7 +253,7 @@ for spec in ("97", "http://admin:s3cret@127.0.0.1:9/x"):
 def test_a_process_that_forgets_to_close_its_camera_ends_well(server, mood):
     program = """
 import sys
-from edge_hpcr.streams import open_stream
+from edge_hpcr.stream import open_stream
 stream = open_stream(sys.argv[1])
 assert stream.read(30) is not None
 print("live", flush=True)

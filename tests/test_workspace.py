@@ -165,7 +165,7 @@ def test_a_workspace_of_a_newer_version_is_refused(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from edge_hpcr.errors import UserError
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.folder import Workspace
 if os.getuid() == 0:  # who may write everywhere
     os.setgid(65534), os.setuid(65534)
