@@ -9,7 +9,7 @@ from html import unescape
 import cv2
 import numpy as np
 import pytest
-from export_parts import Teaching, confused, first, later, snapshot_from, with_template
+from export_parts import Teaching, confused, first, later, with_template
 from PIL import Image
 
 from app import published
@@ -108,7 +108,7 @@ def test_any_version_can_count_and_a_rollback_is_marked_until_it_ends(tmp_path):
 
 def test_a_worse_model_is_refused_in_a_sentence_and_published_on_demand(taught, monkeypatch):
     one, models = taught
-    good = snapshot_from(first().learner)
+    good = first().snapshot
     publish(one.exports, good, variants=())
     monkeypatch.setattr(published, "snapshot_of", lambda live: confused(good))
     models.publish()

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_parts import CALIBRATION, first, make_learner, snapshot_from, untrained_learner
+from export_parts import CALIBRATION, HELD_OUT, RIGHT, first, make_learner, snapshot_from, untrained_learner
 
 from edge_hpcr.live.predictor import to_answers
 from export.device.model import Classifier
@@ -67,23 +67,28 @@ def test_scores_are_the_learners_calibrated_confidences_for_any_number_of_images
     assert scores.shape == (count, 10)
 
 
-def test_a_device_answers_as_the_learner_does_and_calls_the_same_images_unknown(digits):
+def test_a_device_answers_as_the_learner_does_and_calls_the_same_images_unknown(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
-    images = np.concatenate([digits.test_images[:60], noise])
-    said = to_answers(first().learner.predict(images, averaged=True), CALIBRATION)
-    results = Classifier.load(first().model, "cpu", 1).predict(list(images))
-    assert [result.top[0].id for result in results] == [answer.best[0] for answer in said]
-    clear = [abs(answer.similarity - CALIBRATION.unknown_below) > 1e-3 for answer in said]
-    pairs = [(r.unknown, a.unknown) for r, a, sure in zip(results, said, clear, strict=True) if sure]
-    assert all(ours == theirs for ours, theirs in pairs)
-    assert {unknown for unknown, _ in pairs} == {True, False}, "the images must include both kinds"
+    images = np.concatenate([first().snapshot.held_out.images, noise])
+    predicted = first().learner.predict(images, averaged=True)
+    near = np.sort(predicted.similarity)
+    widest = np.argmax(near[1:] - near[:-1])  # a threshold that rounding moves no image across
+    calibration = replace(CALIBRATION, unknown_below=float(near[widest : widest + 2].mean()))
+    snapshot = replace(first().snapshot, unknown_below=calibration.unknown_below)
+    template = load_template(first().folder / "template", snapshot)
+    finish(fill(template, snapshot), snapshot, tmp_path / "model.onnx", version=1)
+    results = Classifier.load(tmp_path / "model.onnx", "cpu", 1).predict(list(images))
+    said = to_answers(predicted, calibration)
+    assert [result.unknown for result in results] == [answer.unknown for answer in said]
+    assert {result.unknown for result in results} == {True, False}
+    clear = len(first().snapshot.held_out)  # noise may lie between two classes
+    assert [r.top[0].id for r in results[:clear]] == [answer.best[0] for answer in said[:clear]]
 
 
 def test_the_accuracy_is_that_of_the_exported_model_on_held_out_samples():
     samples = first().snapshot.held_out
-    best = first().learner.predict(samples.images, averaged=True).best
-    assert first().exported.accuracy.samples == len(samples) == 60
-    assert first().exported.accuracy.held_out == pytest.approx((best == samples.class_ids).mean())
+    assert first().exported.accuracy.samples == len(samples) == HELD_OUT
+    assert first().exported.accuracy.held_out == RIGHT / HELD_OUT
 
 
 def test_parity_is_measured_on_images_of_the_memory():

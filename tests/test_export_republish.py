@@ -1,7 +1,6 @@
 """New weights in a known graph give the model that a full export would."""
 
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -36,15 +35,6 @@ def test_a_republished_model_answers_as_a_full_export_of_the_same_snapshot(tmp_p
 
     assert facts(full) == facts(fast)
     assert facts(fast)["unknown_below"] == "" and len(json.loads(facts(fast)["classes"])) == 12
-
-
-def test_it_takes_less_than_a_second_and_a_tenth_of_a_full_export(tmp_path):
-    snapshot = replace(first().snapshot)
-    begun = time.process_time()
-    republish(snapshot, template(snapshot), tmp_path / "model.onnx")
-    took = time.process_time() - begun  # of the processor: other processes do not count
-    assert took < 1
-    assert took * 10 < first().processor_seconds
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from export.device.manifest import read_latest
 from export.device.model import Classifier
 from export.publish.publish import Policy, Refused, publish, rollback, rollforward, versions
 from export.publish.publisher import Publisher
-from export.publish.snapshot import _copy, snapshot_of
+from export.publish.snapshot import snapshot_of
 
 
 @pytest.fixture
@@ -108,21 +108,6 @@ def test_learning_goes_on_while_a_version_is_made(teaching):
         steps.append(one.live.learner.step - begun)
     assert max(steps) >= 2, "more than the step that the copy waited for"
     assert publisher.status().problem is None
-
-
-def test_a_copy_stops_the_learning_for_less_than_a_step(teaching):
-    one, _ = teaching(every_seconds=60)
-    one.teach(0, 10)
-    took = one.live.call(lambda: _seconds(one.live.learner.rehearse)).result(60)
-    copied = one.live.call(lambda: _seconds(lambda: _copy(one.live.learner, True))).result(60)
-    assert copied < took
-    assert snapshot_of(one.live).step == one.live.learner.step
-
-
-def _seconds(run):
-    begun = time.thread_time()
-    run()
-    return time.thread_time() - begun
 
 
 def test_after_a_rollback_it_waits_for_a_person(teaching):

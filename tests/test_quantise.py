@@ -44,11 +44,11 @@ def test_convolutions_are_quantised_with_a_scale_for_each_channel(eight_bits):
     assert types_of(eight_bits)["proxies"] == onnx.TensorProto.FLOAT, "the classifier stays as it is"
 
 
-def test_eight_bits_answer_nearly_as_the_plain_model_and_describe_themselves_alike(eight_bits, digits):
-    images = digits.test_images[:200]
+def test_eight_bits_answer_nearly_as_the_plain_model_and_describe_themselves_alike(eight_bits):
+    images = first().snapshot.held_out.images
     plain = RunningModel(first().model.read_bytes(), "plain")(images)[0]
     small = RunningModel(eight_bits.SerializeToString(), "small")(images)[0]
-    assert (plain.argmax(1) == small.argmax(1)).mean() > 0.97
+    assert (plain.argmax(1) == small.argmax(1)).all()
     assert np.abs(plain - small).max() > 1e-4, "it is another model"
     metadata = [
         {each.key: each.value for each in m.metadata_props} for m in (eight_bits, first().exported.model)
@@ -89,13 +89,14 @@ def test_int8_is_not_judged_on_too_few_samples(tmp_path):
 
 
 def test_a_slower_model_is_measured_as_slower():
-    class Twice(RunningModel):
+    class FourTimes(RunningModel):
         def __call__(self, images):
-            super().__call__(images)
-            return super().__call__(images)
+            for _ in range(4):
+                outputs = super().__call__(images)
+            return outputs
 
     data, image = first().model.read_bytes(), first().snapshot.images[:1]
-    plain, slow = RunningModel(data, "plain"), Twice(data, "slow")
+    plain, slow = RunningModel(data, "plain"), FourTimes(data, "slow")
     assert measured_speedup(plain, slow, image) < 0.8
     assert measured_speedup(slow, plain, image) > 1.25
 
@@ -108,7 +109,7 @@ def test_nothing_is_printed_and_logging_is_left_as_it_was(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path, digits):
+def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path):
     (tmp_path / "model.onnx").write_bytes(first().model.read_bytes())
     entry = make_fp16(tmp_path / "model.onnx", first().exported, first().snapshot)
     path = tmp_path / "model.fp16.onnx"
@@ -119,7 +120,7 @@ def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path, digits):
     assert kinds["network.stem.weight"] == onnx.TensorProto.FLOAT16
     assert kinds["proxies"] == kinds["sharpness"] == onnx.TensorProto.FLOAT
     plain, half = (Classifier.load(each, "cpu", 1) for each in (first().model, path))
-    images = list(digits.test_images[:50])
+    images = list(first().snapshot.held_out.images)
     ours, theirs = plain.predict(images), half.predict(images)
     assert [r.top[0].id for r in ours] == [r.top[0].id for r in theirs]
 
