@@ -36,6 +36,7 @@ from edge_hpcr.commands.bench import configure
 from edge_hpcr.commands.cli import make_parser
 from edge_hpcr.commands.report import read_result
 from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.learner import checkpoint, methods
 
@@ -307,10 +308,8 @@ class BenchRuns:
 
     def _write_asked(self, name: str, asked: Asked) -> None:
         path = self.folder / f"{name}.asked"
-        temporary = path.with_name(f"{path.name}.writing")
         try:
-            temporary.write_text(json.dumps(asdict(asked)))
-            temporary.replace(path)
+            write_atomically(path, json.dumps(asdict(asked)))
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written: {error.strerror}; is there room on the disk?"

@@ -35,6 +35,7 @@ from edge_hpcr import __version__
 from edge_hpcr.bench.datasets import load
 from edge_hpcr.bench.run import hardware
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
@@ -108,14 +109,14 @@ def command(arguments: argparse.Namespace) -> int:
     try:
         # Before the measurement and not after it: minutes would be lost.
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write(out.with_suffix(".writable"), "")
+        write_atomically(out.with_suffix(".writable"), "")
         out.with_suffix(".writable").unlink()
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
     result = measure(QUICK if arguments.quick else Plan())
     text, page = tables(result), out.with_suffix(".md")
-    _write(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    _write(page, f"Made by `python -m export bench` from `{out.name}`.\n\n{text}\n")
+    write_atomically(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_atomically(page, f"Made by `python -m export bench` from `{out.name}`.\n\n{text}\n")
     print(f"{text}\n\nkept in {out} and {page}")
     return 0
 
@@ -127,12 +128,6 @@ def _tables_of(path: Path) -> str:
         raise UserError(f"--table {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError):
         raise UserError(f"--table {path}: `python -m export bench` did not write this file") from None
-
-
-def _write(path: Path, text: str) -> None:
-    writing = path.with_name(path.name + ".writing")
-    writing.write_text(text, encoding="utf-8")
-    writing.replace(path)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.run import hardware
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
@@ -83,8 +85,9 @@ def command(arguments: argparse.Namespace) -> int:
     _check_writable(arguments.out)
     result = measure(plan, arguments.threads)
     tables, page = speed_tables.tables(result), arguments.out.with_suffix(".md")
-    _write(arguments.out, json.dumps(result, indent=1, allow_nan=False))
-    _write(page, f"Made by `python -m edge_hpcr speed` from `{arguments.out.name}`.\n\n```\n{tables}\n```")
+    write_atomically(arguments.out, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    made_by = f"Made by `python -m edge_hpcr speed` from `{arguments.out.name}`."
+    write_atomically(page, f"{made_by}\n\n```\n{tables}\n```\n")
     print(f"{tables}\n\nkept in {arguments.out} and {page}")
     return 0
 
@@ -93,21 +96,12 @@ def _check_writable(out: Path) -> None:
     # Before the measurement and not after it: minutes would be lost.
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _temporary(out).touch()
-        _temporary(out).unlink()
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
         if out.is_dir():
             raise IsADirectoryError(None, "it is a folder")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
-
-
-def _temporary(out: Path) -> Path:
-    return out.with_name(out.name + ".writing")
-
-
-def _write(out: Path, text: str) -> None:
-    _temporary(out).write_text(text + "\n")
-    _temporary(out).replace(out)
 
 
 def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def lock_when_told(*arguments, lock=fcntl.flock):
     lock(*arguments)
 
 fcntl.flock = lock_when_told
-with locked(Path(sys.argv[1]), "held by the parent"):
+with locked(Path(sys.argv[1]), "held by the parent", remove=True):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -191,7 +191,7 @@ def test_a_lock_whose_last_holder_removed_its_file_is_held_by_one_process_only(t
     path = tmp_path / "run.lock"
     command = [sys.executable, "-c", SLOW_TO_LOCK, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        with locked(path, "held"):
+        with locked(path, "held", remove=True):
             assert other.stdout.readline() == "opened\n"
         other.stdin.write("lock it\n")
         other.stdin.flush()

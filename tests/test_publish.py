@@ -461,7 +461,7 @@ def test_files_are_on_disk_before_their_folder_has_its_name_and_that_before_the_
         ("flush", ".v000001.writing"),
         ("rename", "v000001"),
         ("flush", "exports"),
-        ("flush", ".latest.json.writing"),
+        ("flush", "latest.json.writing"),
     ]
     rest = iter(done)
     assert all(step in rest for step in wanted), done

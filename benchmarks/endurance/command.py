@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import write_atomically
 
 Progress = Callable[[int, int], None]
 
@@ -131,9 +132,7 @@ def _read(out: Path) -> dict[str, Any]:
 
 
 def _write(out: Path, kept: dict[str, Any]) -> None:
-    temporary = out.with_name(out.name + ".writing")
-    temporary.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n")
-    temporary.replace(out)
+    write_atomically(out, json.dumps(kept, indent=1, allow_nan=False) + "\n")
 
 
 # The parts. Each imports what it needs: PyTorch takes seconds, and --help none -----------------------------------------

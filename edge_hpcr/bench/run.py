@@ -31,7 +31,7 @@ from edge_hpcr.bench.datasets import registry
 from edge_hpcr.bench.split import STREAMS, SplitStream, blurry, split
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import flush_to_disk, locked
+from edge_hpcr.common.files import locked, write_atomically
 from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
@@ -149,7 +149,7 @@ class Run:
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
         refusal = f"{self.config.name} is being run by another process; wait, or choose another --out"
-        with locked(self.folder / f"{self.config.name}.lock", refusal):
+        with locked(self.folder / f"{self.config.name}.lock", refusal, remove=True):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
@@ -272,11 +272,9 @@ class Run:
             "seconds": self._seconds,
             "seconds_left": self._seconds_left if progress.step_seconds else None,
         }
-        temporary = self.progress_path.with_name(self.progress_path.name + ".writing")
         # Perhaps nobody watches: a full disk stops the run when it has something to save, not here.
         with suppress(OSError):
-            temporary.write_text(json.dumps(facts, allow_nan=False))
-            temporary.replace(self.progress_path)
+            write_atomically(self.progress_path, json.dumps(facts, allow_nan=False), durable=False)
 
     def save(self) -> None:
         self.progress.peak_rss_bytes = max(self.progress.peak_rss_bytes, _peak_rss())
@@ -391,11 +389,8 @@ def _plain(value: Any) -> Any:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".json.writing")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-    flush_to_disk(temporary)
-    temporary.rename(path)
-    flush_to_disk(path.parent)  # before the checkpoint goes that could make it again
+    # On the disk before the checkpoint goes that could make it again.
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager

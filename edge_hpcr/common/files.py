@@ -1,22 +1,42 @@
-"""Files that survive a power cut."""
+"""Files that survive a power cut, locks between processes, and the hash that tells whether a file is the right one."""
 
-import fcntl
 import hashlib
 import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+if sys.platform != "win32":
+    import fcntl
 
 from edge_hpcr.common.errors import UserError
 
+WRITING = ".writing"  # ends the name of a file that is not finished
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+
+class Locked(UserError):
+    """Another process holds the lock."""
+
+
+def sha256(content: Path | bytes) -> str:
+    """The SHA-256 of a file or of bytes, in hexadecimal.
+
+    >>> sha256(b"")[:8]
+    'e3b0c442'
+    """
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder: a rename alone may reach the disk before the contents do."""
+    if sys.platform == "win32" and path.is_dir():
+        return  # Windows cannot open a folder, and does not need it
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,23 +44,92 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_through(path: Path, data: bytes | str) -> None:
+    """Write a file that is on the disk when this returns; a crash may leave half of it."""
+    with path.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+    """Replace a file: readers, and whoever comes after a crash, see the old contents or the new ones.
+
+    With `durable` the new ones are on the disk when this returns. Without it a power cut may bring back the old ones,
+    or an empty file; that is enough, and much cheaper, for a report that is replaced every second.
+    """
+    temporary = path.with_name(path.name + WRITING)
+    try:
+        if durable:
+            write_through(temporary, data)
+        else:
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        flush_to_disk(path.parent)
+
+
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock file, which the system frees with the process; UserError(refusal) while another one holds it."""
+def locked(path: Path, refusal: str, wait_seconds: float = 0.0, remove: bool = False) -> Iterator[None]:
+    """Hold a lock between processes by a file, which the system frees with the process, however that ends.
+
+    `Locked(refusal)` when another process still holds it after so many seconds; {owner} in it becomes that process's
+    number. With `remove` the file goes with the lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_seconds
     while True:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(refusal) from None
-            try:
-                if not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                    continue
-            except FileNotFoundError:
+        with path.open("a+", encoding="utf-8") as file:
+            if not _lock(file):
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    raise Locked(refusal.replace("{owner}", file.read().strip() or "unknown"))
+                time.sleep(0.05)
+                continue
+            if not _is_at(path, file):
                 continue  # its last holder removed it between our opening and our locking: this lock locks nothing
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                if remove:
+                    path.unlink(missing_ok=True)
             return
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether some process, in whichever container, holds the lock; None if that cannot be told."""
+    try:
+        with path.open("rb") as file:
+            if sys.platform == "win32":
+                return None
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+
+
+def _lock(file: IO[str]) -> bool:
+    if sys.platform == "win32":
+        return True  # no such locks there
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -4,7 +4,6 @@ A checkpoint is written to a temporary folder beside its place, flushed to disk,
 the SHA-256 of every other file, so that a file that was cut short or changed is found and named before it is used.
 """
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -40,7 +39,7 @@ def _is_empty_folder(folder: Path) -> bool:
 
 
 def _facts_hash(facts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
 def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.records import Counts
 
@@ -13,9 +14,7 @@ FEW = 30  # held-out samples: an accuracy on fewer is a guess
 
 def write_status(path: Path, status: dict[str, Any]) -> None:
     # Not flushed to disk: after a power cut nobody runs whose status it could be.
-    temporary = path.with_name(path.name + ".writing")
-    temporary.write_text(json.dumps(status, allow_nan=False))
-    temporary.replace(path)
+    write_atomically(path, json.dumps(status, allow_nan=False), durable=False)
 
 
 def read_status(path: Path) -> dict[str, Any] | None:

@@ -1,12 +1,12 @@
 """The demonstration camera: scikit-learn's handwritten digits, for ever, without a download."""
 
-import hashlib
 import threading
 import time
 
 import numpy as np
 
 from edge_hpcr.bench.datasets import load
+from edge_hpcr.common.files import sha256
 from edge_hpcr.stream.contract import EndOfStream, Frame, Stream, StreamState, size_of
 
 FPS = 2.0
@@ -55,7 +55,7 @@ class Digits(Stream):
         label = self._digits.class_names[self._digits.train_labels[chosen]] if self._labelled else None
         image = self._digits.train_images[chosen].copy()
         # With a digest it is recognised in the next round: what was held out must not come back as something new.
-        digest = hashlib.sha256(image.tobytes()).hexdigest()
+        digest = sha256(image.tobytes())
         return Frame(image, self.name, label, digest, time.time())
 
     def state(self) -> StreamState:

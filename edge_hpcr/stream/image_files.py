@@ -1,11 +1,11 @@
 """The image files of a folder: in which order they come, which class they belong to, and how one becomes a frame."""
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from edge_hpcr.common.files import sha256
 from edge_hpcr.common.text import as_text, natural_order
 from edge_hpcr.stream.contract import BadFile, Frame
 from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
@@ -55,6 +55,6 @@ def read_frame(path: Path, root: Path, labels: str) -> Frame:
         image=decode_image(data, str(path)),
         origin=as_text(path),
         label=class_of(path, root, labels),
-        digest=hashlib.sha256(data).hexdigest(),
+        digest=sha256(data),
         at=time.time(),
     )

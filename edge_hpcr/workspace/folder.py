@@ -1,23 +1,20 @@
 """A workspace on disk: its layout, its lock, and what needs more than one of its parts at once."""
 
-import fcntl
-import hashlib
 import json
 import logging
-import os
 import shutil
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import flush_to_disk, locked, sha256
 from edge_hpcr.workspace.journal import Journal, NewSample, SampleRow
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.recover import recover
@@ -27,6 +24,7 @@ from edge_hpcr.workspace.settings import Settings
 LOG = logging.getLogger(__name__)
 QUARANTINE_FILE_BYTES = 5_000_000
 QUARANTINE_BYTES = 50_000_000
+LOCK_SECONDS = 0.5  # `status` holds the lock for a moment, to see whether somebody else does
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Workspace:
     """One learner's folder, opened; close it, or use it in a `with`."""
 
     def __init__(
-        self, layout: Layout, settings: Settings, journal: Journal, lock: IO[str] | None, report: list[str]
+        self, layout: Layout, settings: Settings, journal: Journal, lock: ExitStack | None, report: list[str]
     ) -> None:
         self.layout = layout
         self.path = layout.path
@@ -81,7 +79,7 @@ class Workspace:
     def close(self) -> None:
         self.journal.close()
         if self._lock is not None:
-            self._lock.close()  # the kernel releases the lock with the file, as it does when a process dies
+            self._lock.close()
 
     def __enter__(self) -> "Workspace":
         return self
@@ -185,7 +183,7 @@ class Workspace:
         if held + path.stat().st_size > QUARANTINE_BYTES:
             return None
         content = path.read_bytes()
-        copy = self.layout.quarantine / f"{hashlib.sha256(content).hexdigest()[:16]}{path.suffix[:10]}"
+        copy = self.layout.quarantine / f"{sha256(content)[:16]}{path.suffix[:10]}"
         copy.write_bytes(content)
         shutil.copystat(path, copy)
         return copy.name
@@ -210,25 +208,15 @@ def _check_place(layout: Layout, create: bool) -> None:
         raise UserError(f"workspace {path}: {error.strerror}; name a folder that can be written") from error
 
 
-def _take_lock(layout: Layout) -> IO[str]:
+def _take_lock(layout: Layout) -> ExitStack:
+    lock = ExitStack()
+    busy = f"workspace {layout.path} is in use by process {{owner}}: end that first, or use another workspace"
     try:
-        lock = layout.lock.open("a+", encoding="utf-8")
+        lock.enter_context(locked(layout.lock, busy, LOCK_SECONDS))
     except OSError as error:
         raise UserError(
             f"workspace {layout.path} cannot be written: {error.strerror}; learning needs a writable folder"
         ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "unknown"
-        lock.close()
-        raise UserError(
-            f"workspace {layout.path} is in use by process {owner}: end that first, or use another workspace"
-        ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
     return lock
 
 

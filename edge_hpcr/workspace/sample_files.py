@@ -6,7 +6,6 @@ A file is flushed to disk before the journal gets its row. What a crash leaves i
 removed when the workspace is next opened for learning.
 """
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import WRITING, flush_to_disk, sha256, write_through
 from edge_hpcr.workspace.records import SampleRow
 
 LONGEST_SIDE = 512
 LARGEST_PNG_SIDE = 128
-_UNFINISHED = ".writing"
 _JPEG = [
     cv2.IMWRITE_JPEG_QUALITY,
     95,
@@ -77,18 +75,15 @@ class SampleFiles:
         encoded, suffix = _encode(image)
         name = f"{_folder_of(sample_id)}/{sample_id:06d}{suffix}"
         path = self.folder / name
-        temporary = path.with_name(path.name + _UNFINISHED)
+        temporary = path.with_name(path.name + WRITING)
         try:
-            with temporary.open("wb") as file:
-                file.write(encoded)
-                file.flush()
-                os.fsync(file.fileno())
+            write_through(temporary, encoded)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
         height, width = image.shape[:2]
-        return StoredFile(name, hashlib.sha256(encoded).hexdigest(), len(encoded), width, height)
+        return StoredFile(name, sha256(encoded), len(encoded), width, height)
 
     def read(self, sample: SampleRow) -> np.ndarray:
         """The sample's image as it was stored, RGB; a damaged or missing file is an error that names the sample."""
@@ -103,7 +98,7 @@ class SampleFiles:
             raise UserError(
                 f"image of sample {sample.id}, {path}: {error.strerror}; delete the sample"
             ) from error
-        if hashlib.sha256(content).hexdigest() != sample.digest:
+        if sha256(content) != sample.digest:
             raise UserError(f"image of sample {sample.id}, {path}: damaged; delete the sample")
         return decode(content)
 
@@ -115,10 +110,9 @@ class SampleFiles:
     def matches(self, sample: SampleRow) -> bool:
         """Whether the file is there with the content that was stored."""
         try:
-            content = (self.folder / sample.file).read_bytes()
+            return sha256(self.folder / sample.file) == sample.digest
         except OSError:
             return False
-        return hashlib.sha256(content).hexdigest() == sample.digest
 
     def remove(self, files: Iterable[str]) -> None:
         """Not flushed: a file that comes back after a power cut belongs to no row, and leaves at the next opening."""

@@ -8,7 +8,6 @@ and programs, and an import does not read it: a new learner has a held-out set o
 """
 
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import flush_to_disk, sha256, write_through
 from edge_hpcr.common.text import as_text
 from edge_hpcr.stream.decode import BadImage, decode_image
 from edge_hpcr.stream.gate import perceptual_hash
@@ -128,7 +127,7 @@ def _content(workspace: Workspace, row: SampleRow) -> bytes | None:
         content = (workspace.files.folder / row.file).read_bytes()
     except OSError:
         return None  # a learner that runs beside may just have dropped it
-    return content if hashlib.sha256(content).hexdigest() == row.digest else None
+    return content if sha256(content) == row.digest else None
 
 
 def _classes_file(classes: Sequence[tuple[int, str, str | None]], folders: Mapping[int, str]) -> bytes:
@@ -182,10 +181,7 @@ def _writing_folder(target: Path) -> Iterator[Write]:
         if path.parent not in folders:
             path.parent.mkdir()
             folders.add(path.parent)
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_through(path, content)
 
     try:
         yield write
@@ -300,7 +296,7 @@ class _Import:
         for file in files:
             try:
                 content = file.read()
-                digest = hashlib.sha256(content).hexdigest()
+                digest = sha256(content)
                 if digest in self._known:
                     waiting += self._meet_again(digest)
                     continue

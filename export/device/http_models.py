@@ -7,16 +7,11 @@ may share a cache: one at a time changes it.
 import hashlib
 import os
 import shutil
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-if sys.platform != "win32":
-    import fcntl
-
+from edge_hpcr.common.files import Locked, flush_to_disk, locked, sha256, write_atomically
 from export.device import manifest as files
 from export.device.errors import BadModel, Unavailable
 from export.device.http_client import Server
@@ -41,7 +36,7 @@ class HttpModels(ModelSource):
     ) -> None:
         self._server = Server(url, token, timeout)
         self.name = self._server.url
-        self._cache = cache / hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        self._cache = cache / sha256(self.name.encode())[:16]
         self._variant = variant
         self._most_seconds = most_seconds
         self._etag: str | None = None
@@ -64,7 +59,7 @@ class HttpModels(ModelSource):
         manifest = files.parse_manifest(manifest_data, f"{self.name}/{place}", latest)
         # Two workspaces may both have a version 1: the folder's name says which.
         folder = self._cache / f"v{manifest.version:06d}-{latest.manifest_sha256[:12]}"
-        key = hashlib.sha256(data).hexdigest()
+        key = sha256(data)
         self._known = Offer(f"v{manifest.version}", key, folder, manifest)
         self._etag, self._manifest_data, self._remote = etag, manifest_data, latest.folder
         return self._known
@@ -79,7 +74,7 @@ class HttpModels(ModelSource):
                 self._make_room(offer.path)
                 offer.path.mkdir(exist_ok=True)
                 self._download(file, offer.path / file.file)
-            _write(offer.path / files.MANIFEST, self._manifest_data)
+            write_atomically(offer.path / files.MANIFEST, self._manifest_data)
         self._fetched = offer
 
     def lost(self, offer: Offer) -> bool:
@@ -93,10 +88,11 @@ class HttpModels(ModelSource):
         """Alone in the cache."""
         try:
             self._cache.mkdir(parents=True, exist_ok=True)
-            with (self._cache / LOCK).open("a") as lock:
-                if not _locked(lock, most_seconds):
-                    raise Unavailable(f"{self._cache}: another runtime is still downloading into it")
+            busy = f"{self._cache}: another runtime is still downloading into it"
+            with locked(self._cache / LOCK, busy, most_seconds):
                 yield
+        except Locked as error:
+            raise Unavailable(str(error)) from None
         except OSError as error:
             raise Unavailable(
                 f"cannot keep models in {self._cache}: {files.reason_of(error)} (--cache names another folder)"
@@ -128,8 +124,7 @@ class HttpModels(ModelSource):
             raise BadModel(
                 f"{self.name}/{self._remote}/{file.file}: its SHA-256 is not the one in the manifest"
             )
-        with partial.open("rb") as done:
-            os.fsync(done.fileno())
+        flush_to_disk(partial)
         partial.replace(target)
 
     def _continue(self, file: ModelFile, partial: Path) -> str:
@@ -163,10 +158,10 @@ class HttpModels(ModelSource):
         """Name it in the cache's latest.json, and forget what was downloaded in part."""
         if offer != self._known or offer.manifest is None:
             return
-        digest = hashlib.sha256(self._manifest_data).hexdigest()
+        digest = sha256(self._manifest_data)
         latest = Latest(offer.manifest.version, offer.path.name, digest)
         with self._changing(self._most_seconds):
-            _write(self._cache / files.LATEST, latest.to_bytes())
+            write_atomically(self._cache / files.LATEST, latest.to_bytes())
             for partial in self._cache.glob("partial-*"):
                 partial.unlink()
 
@@ -178,34 +173,9 @@ class HttpModels(ModelSource):
             return
 
 
-def _locked(file: IO[str], most_seconds: float) -> bool:
-    """Locked until the file is closed, however its process ends; False if somebody else keeps it for so long."""
-    if sys.platform == "win32":
-        return True  # no such locks there: each runtime needs a cache of its own
-    deadline = time.monotonic() + most_seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-
-
 def _is_whole(folder: Path, file: ModelFile) -> bool:
     try:
         files.read_model_file(folder, file)
     except BadModel:
         return False
     return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

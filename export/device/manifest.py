@@ -1,11 +1,10 @@
-"""What an exports folder says of its models, checked before anything else believes it. Standard library only.
+"""What an exports folder says of its models, checked before anything else believes it. No third-party library.
 
 exports/latest.json               the current version: replaced atomically
 exports/v000017/manifest.json     what the version is, with size and SHA-256 of its files
 exports/v000017/model.onnx        and its variants
 """
 
-import hashlib
 import io
 import json
 import math
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from edge_hpcr.common.files import sha256
 from export.device.errors import BadModel
 
 FORMAT = 1
@@ -332,7 +332,7 @@ def read_manifest(folder: Path, latest: Latest | None = None) -> Manifest:
 
 
 def parse_manifest(data: bytes, where: str, latest: Latest | None = None) -> Manifest:
-    if latest is not None and hashlib.sha256(data).hexdigest() != latest.manifest_sha256:
+    if latest is not None and sha256(data) != latest.manifest_sha256:
         raise BadModel(f"{where}: its SHA-256 is not the one in {LATEST}")
     manifest = Manifest.parse(data, where)
     if latest is not None and manifest.version != latest.version:
@@ -347,7 +347,7 @@ def read_model_file(folder: Path, file: ModelFile) -> bytes:
     data = read_plain_file(path, LARGEST_MODEL)
     if len(data) != file.bytes:
         raise BadModel(f"{path}: {len(data)} bytes instead of {file.bytes}: cut short or changed")
-    if hashlib.sha256(data).hexdigest() != file.sha256:
+    if sha256(data) != file.sha256:
         raise BadModel(f"{path}: its SHA-256 is not the one in {MANIFEST}: damaged or changed")
     return data
 

@@ -4,13 +4,13 @@ A source says which model is current (`newest`), brings its files here (`fetch`)
 (`accepted`), and knows what to start with when the newest cannot be had (`fallbacks`).
 """
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_hpcr.common.files import sha256
 from export.device import manifest as files
 from export.device.errors import BadModel, Unavailable
 from export.device.manifest import Manifest
@@ -93,7 +93,7 @@ class LocalModels(ModelSource):
         data = files.read_plain_file(self._path / files.LATEST, files.LARGEST_LATEST)
         latest = files.Latest.parse(data, str(self._path / files.LATEST))
         folder = self._path.resolve() / latest.folder
-        digest = hashlib.sha256(data).hexdigest()
+        digest = sha256(data)
         known = self._known
         if known is None or known.manifest is None or known.key != _key(folder, digest, known.manifest):
             manifest = files.read_manifest(folder, latest)

@@ -18,7 +18,7 @@ from typing import Any
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import flush_to_disk, write_through
 from export.device.errors import BadModel
 from export.device.manifest import FORMAT, LATEST, MANIFEST, Manifest, read_manifest, read_model_file
 from export.device.model import Classifier
@@ -48,7 +48,6 @@ from export.publish.versions import (
     rolled_back,
     rollforward,
     versions,
-    write_through,
 )
 
 __all__ = [

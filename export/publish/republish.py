@@ -7,7 +7,6 @@ behind, without the weights; later ones put theirs in, with as many classes as t
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -17,7 +16,7 @@ import onnx
 from onnx import ModelProto, numpy_helper
 
 from edge_hpcr import __version__
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import sha256, write_atomically
 from export.publish.policy import TOLERANCE
 from export.publish.snapshot import Snapshot
 from export.publish.to_onnx import Exported, deployed, finish
@@ -55,14 +54,11 @@ def save_template(folder: Path, model: ModelProto, snapshot: Snapshot) -> bool:
     graph = template.SerializeToString()
     kept = {
         "facts": template_facts(snapshot),
-        "sha256": hashlib.sha256(graph).hexdigest(),
+        "sha256": sha256(graph),
         "graph": base64.b64encode(graph).decode("ascii"),
     }
     folder.mkdir(exist_ok=True)
-    writing = folder / f"{FILE}.writing"
-    writing.write_text(json.dumps(kept), encoding="utf-8")
-    flush_to_disk(writing)
-    writing.replace(folder / FILE)
+    write_atomically(folder / FILE, json.dumps(kept))
     return True
 
 
@@ -71,7 +67,7 @@ def load_template(folder: Path, snapshot: Snapshot) -> ModelProto | None:
     try:
         kept = json.loads((folder / FILE).read_bytes())
         graph = base64.b64decode(kept["graph"])
-        if kept["facts"] != template_facts(snapshot) or kept["sha256"] != hashlib.sha256(graph).hexdigest():
+        if kept["facts"] != template_facts(snapshot) or kept["sha256"] != sha256(graph):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 from export.device import manifest as files
 from export.device.access_token import VARIABLE, read_token
 from export.device.errors import BadModel
@@ -127,7 +128,7 @@ class ExportsServer(ThreadingHTTPServer):
         if path == f"/{files.LATEST}":
             # Read whole: it is replaced while devices ask for it.
             data = files.read_plain_file(self.exports / files.LATEST, files.LARGEST_LATEST)
-            return io.BytesIO(data), hashlib.sha256(data).hexdigest()
+            return io.BytesIO(data), sha256(data)
         match = _VERSION_FILE.fullmatch(path)
         if match is None:
             raise BadModel(f"{path}: not a published file")

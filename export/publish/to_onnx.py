@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from edge_hpcr import __version__
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import sha256, write_through
 from edge_hpcr.learner.network import Network
 from edge_hpcr.stream.resize import RESIZE_RULE
 from export.device.errors import BadModel
@@ -193,8 +192,7 @@ def finish(
     exported = Exported(parity, accuracy, created, model)
     onnx.helper.set_model_props(model, metadata(snapshot, exported, version))
     check(model)
-    path.write_bytes(model.SerializeToString())
-    flush_to_disk(path)
+    write_through(path, model.SerializeToString())
     return exported
 
 
@@ -209,7 +207,7 @@ def check(model: ModelProto) -> None:
 def file_facts(path: Path) -> dict[str, Any]:
     """How a manifest names a file."""
     data = path.read_bytes()
-    return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
 def class_facts(snapshot: Snapshot) -> list[dict[str, Any]]:

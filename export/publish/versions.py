@@ -8,19 +8,16 @@
 Numbers are never used again.
 """
 
-import fcntl
-import hashlib
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import locked, sha256, write_atomically
 from export.device.errors import BadModel
 from export.device.manifest import (
     FORMAT,
@@ -161,8 +158,8 @@ def changing(exports: Path) -> Iterator[None]:
     """Alone in the folder, and with whatever an earlier process left half done removed."""
     try:
         exports.mkdir(parents=True, exist_ok=True)
-        with (exports / LOCK).open("a") as lock:
-            _wait_for(lock, exports)
+        busy = f"{exports}: process {{owner}} has been busy in it for {LOCK_SECONDS:.0f} s; end that first"
+        with locked(exports / LOCK, busy, LOCK_SECONDS):
             for left in (*exports.glob(".v*.writing"), *exports.glob(".v*.removing")):
                 shutil.rmtree(left)
             yield
@@ -170,20 +167,6 @@ def changing(exports: Path) -> Iterator[None]:
         raise UserError(
             f"cannot change {exports}: {error.strerror or error}; is there room, and a right to write?"
         ) from error
-
-
-def _wait_for(lock: IO[str], exports: Path) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{exports}: another process has been busy in it for {LOCK_SECONDS:.0f} s; end that first"
-                ) from None
-            time.sleep(0.05)
 
 
 def _history(exports: Path) -> dict[str, Any]:
@@ -206,27 +189,14 @@ def next_version(exports: Path) -> int:
 
 def note(exports: Path, **changes: int | None) -> None:
     history = {"format": FORMAT, **_history(exports), **changes}
-    _replace(exports / HISTORY, json.dumps(history).encode())
+    write_atomically(exports / HISTORY, json.dumps(history))
 
 
 def point_at(exports: Path, folder: Path) -> None:
     data = (folder / MANIFEST).read_bytes()
     version = int(folder.name[1:])
-    latest = Latest(version, folder.name, hashlib.sha256(data).hexdigest())
-    _replace(exports / LATEST, latest.to_bytes())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Whoever reads meanwhile sees the old contents or the new, and so does a power cut."""
-    writing = path.with_name(f".{path.name}.writing")
-    write_through(writing, data)
-    writing.replace(path)
-    flush_to_disk(path.parent)
-
-
-def write_through(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-    flush_to_disk(path)
+    latest = Latest(version, folder.name, sha256(data))
+    write_atomically(exports / LATEST, latest.to_bytes())
 
 
 def prune(exports: Path, keep: int) -> None:
