@@ -27,7 +27,11 @@ RUN make install-device
 ENV PATH=/srv/edge-hpcr/.venv-device/bin:$PATH
 
 COPY --chown=edge LICENSE ./
-COPY --chown=edge export export
+COPY --chown=edge edge_hpcr/__init__.py edge_hpcr/
+COPY --chown=edge edge_hpcr/common edge_hpcr/common
+COPY --chown=edge edge_hpcr/stream edge_hpcr/stream
+COPY --chown=edge export/__init__.py export/runtime.py export/
+COPY --chown=edge export/device export/device
 # Models of a server are kept here: the device starts without its server, too.
 ENV XDG_CACHE_HOME=/cache
 VOLUME /cache

@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench browser screenshots install install-dev install-device clean
+.PHONY: help run test quick check bench browser screenshots install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,8 +20,15 @@ run: install ## set up, then open the app on http://127.0.0.1:7860 (its workspac
 	$(BIN)/python -m app
 
 # Two at a time, a file each: much of a browser's test is waiting.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 test: check browser ## set up, check, then run every test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST)
+	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m "computes and not slow"
+
+quick: check ## the checks and the fast tests: less than two minutes, no browser
+	$(PYTEST) -m "not slow and not browser"
 
 check: install-dev ## lint, formatting and types
 	$(BIN)/ruff check .

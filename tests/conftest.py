@@ -1,4 +1,6 @@
-"""What the tests share: real digits, small learners, one thread."""
+"""What the tests share: real digits, small learners, few threads."""
+
+import os
 
 import numpy as np
 import pytest
@@ -10,9 +12,15 @@ from edge_hpcr.learner.memory import MemoryConfig
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    # A small network is faster on one thread, and the results do not depend on the machine's number of cores.
-    torch.set_num_threads(1)
+def few_threads():
+    # A small network is fastest on one thread; EDGE_HPCR_TEST_THREADS tries others.
+    torch.set_num_threads(int(os.environ.get("EDGE_HPCR_TEST_THREADS", "1")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
 
 
 @pytest.fixture(scope="session")

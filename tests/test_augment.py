@@ -16,6 +16,8 @@ from torchvision.transforms.v2 import functional as TF
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.augment import HUE, AugmentConfig, AugmentParams, apply, augment, draw
 
+pytestmark = pytest.mark.computes
+
 ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 # 26 comparisons are made of the views' statistics: at 0.01 each, one in four sets would fail by chance alone.
 ONE_OF_MANY = 0.01 / 26

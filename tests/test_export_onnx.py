@@ -23,6 +23,8 @@ from export.publish.to_onnx import (
     network_outputs,
 )
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:

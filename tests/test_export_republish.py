@@ -11,6 +11,8 @@ from edge_hpcr.live.calibration import Calibration
 from export.publish.republish import FILE, load_template, republish, save_template
 from export.publish.to_onnx import RunningModel, export_full
 
+pytestmark = pytest.mark.computes
+
 
 def template(snapshot):
     return load_template(first().folder / "template", snapshot)

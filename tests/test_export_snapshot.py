@@ -20,6 +20,8 @@ from export.publish.snapshot import (
     snapshot_of_workspace,
 )
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.fixture
 def teaching(tmp_path):

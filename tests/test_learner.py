@@ -12,6 +12,8 @@ from edge_hpcr.learner import learner as learner_module
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
 
+pytestmark = pytest.mark.computes
+
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:
     """Everything that the learner's future depends on, as arrays."""

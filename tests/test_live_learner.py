@@ -16,6 +16,8 @@ from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.status import read_status
 from edge_hpcr.workspace.folder import Workspace
 
+pytestmark = pytest.mark.computes
+
 PATIENCE = 60.0
 
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from edge_hpcr.learner import losses
 
+pytestmark = pytest.mark.computes
+
 TAU = 0.09
 HIGH, LOW, CYCLE = 0.16, 0.05, 500
 # The inputs are 64-bit, the class counts inside the losses 32-bit.

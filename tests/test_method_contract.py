@@ -21,6 +21,8 @@ from edge_hpcr.learner.memory import MemoryConfig, Replay
 from edge_hpcr.learner.methods import Batch, Method
 from edge_hpcr.learner.network import Network
 
+pytestmark = pytest.mark.computes
+
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
 

@@ -16,6 +16,8 @@ from edge_hpcr.learner.methods import Batch, Records
 from edge_hpcr.learner.methods.hpcr import sample_distillation
 from edge_hpcr.learner.methods.pcr_ct_pcd import distillable, proxy_distillation
 
+pytestmark = pytest.mark.computes
+
 every_method = pytest.mark.parametrize("name", methods.NAMES)
 WITHOUT_MEMORY = {"finetune", "iid", "iid_pp"}
 STORES = {"hpcr": (True, True), "pcr_ct_pcd": (True, False)}  # logits, features; the others store neither

@@ -13,6 +13,8 @@ from edge_hpcr.learner.ema import WARM_UP, WeightAverage
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS, Optimiser
 
+pytestmark = pytest.mark.computes
+
 SMALL = {"nf": 4, "seed": 3}  # quick; the paper's is nf = 20
 
 

@@ -34,6 +34,8 @@ from export.publish.publish import (
 from export.publish.snapshot import HeldOutSamples, snapshot_of
 from export.publish.versions import prune
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.fixture
 def exports(tmp_path):

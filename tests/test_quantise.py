@@ -16,6 +16,8 @@ from export.publish.republish import load_template, republish
 from export.publish.snapshot import HeldOutSamples
 from export.publish.to_onnx import RunningModel, file_facts
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.fixture(scope="module")
 def eight_bits() -> onnx.ModelProto:

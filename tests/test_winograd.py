@@ -7,6 +7,8 @@ from torch import nn
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
 
+pytestmark = pytest.mark.computes
+
 
 def random_images(*shape: int) -> torch.Tensor:
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
