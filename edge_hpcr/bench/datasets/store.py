@@ -7,9 +7,7 @@ Grey images are stored as [N, H, W] and given three equal channels on loading. U
 arrays not yet renamed) lives in ROOT/.partial/NAME, which may be deleted at any time.
 """
 
-import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +18,7 @@ import numpy as np
 
 from edge_hpcr.bench.datasets.registry import Dataset, DatasetInfo
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import flush_to_disk, sha256
 
 FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -66,15 +65,14 @@ def write(root: Path, name: str, arrays: Arrays, source: str) -> Path:
             "class_names": list(arrays.class_names),
             "files": files,
         }
-        with (temporary / META).open("w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            _flush(file)
-        _flush_folder(temporary)
+        (temporary / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        flush_to_disk(temporary / META)
+        flush_to_disk(temporary)
         if target.exists():
             # Two renames, because a folder that is not empty cannot be replaced by one.
             target.rename(partial / "replaced")
         temporary.rename(target)
-        _flush_folder(root)
+        flush_to_disk(root)
     except OSError as error:
         raise UserError(f"{target}: the dataset cannot be written: {error.strerror}") from error
     return target
@@ -111,21 +109,14 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
     return images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=-1)
 
 
-def file_hash(path: Path, algorithm: str = "sha256") -> str:
-    """The hexadecimal digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
 def _within(labels: np.ndarray, classes: int) -> bool:
     return len(labels) > 0 and int(labels.min()) >= 0 and int(labels.max()) < classes
 
 
 def _write_array(path: Path, array: np.ndarray) -> dict[str, Any]:
-    with path.open("wb") as file:
-        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-        _flush(file)
-    return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+    np.save(path, np.ascontiguousarray(array), allow_pickle=False)
+    flush_to_disk(path)
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _read_meta(path: Path, name: str, info: DatasetInfo, again: str) -> dict[str, Any]:
@@ -146,24 +137,9 @@ def _read_array(path: Path, files: dict[str, Any], again: str) -> np.ndarray:
     if not isinstance(expected, dict):
         raise UserError(f"{path.parent / META}: damaged: it does not describe {path.name}; {again}")
     try:
-        if path.stat().st_size != expected.get("bytes") or file_hash(path) != expected.get("sha256"):
+        if path.stat().st_size != expected.get("bytes") or sha256(path) != expected.get("sha256"):
             raise UserError(f"{path}: damaged (its content is not the one that was stored); {again}")
         # Mapped, so that seeds running in parallel share one copy; "c" lets a caller write to its own pages.
         return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: missing or damaged ({error}); {again}") from error
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename durable. Windows cannot open a folder, and does not need it."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
