@@ -43,7 +43,7 @@ from export.publish.versions import (
     note,
     point_at,
     prune,
-    read_counting,
+    read_current,
     rollback,
     rolled_back,
     rollforward,
@@ -81,9 +81,9 @@ def publish(
     variants: Sequence[str] = ("int8",),
     by_hand: bool = True,
 ) -> Published:
-    """The next version, which counts from now on; or `Refused`.
+    """Publish the snapshot as the next version and make it current; raises `Refused` if it fails a check.
 
-    Not `by_hand`, it leaves a rollback alone: a person preferred the older version.
+    With `by_hand=False` a rollback is left alone: a person preferred the older version.
     """
     policy = policy or Policy()
     for name in variants:
@@ -130,7 +130,7 @@ def check_not_rolled_back(exports: Path) -> None:
 
 
 def _check_not_older(exports: Path, snapshot: Snapshot) -> None:
-    """Of two that publish by themselves, a learner and its checkpoints, the one behind would undo the other for ever."""
+    """Refuse to go back in steps: of two automatic publishers, the one behind would keep undoing the other."""
     for newest in versions(exports)[-1:]:
         if snapshot.step < newest.step:
             raise Refused(
@@ -141,7 +141,7 @@ def _check_not_older(exports: Path, snapshot: Snapshot) -> None:
 def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
     """The version that the snapshot would only repeat: the current one, or that was rolled back from; or None.
 
-    Another one may be whole and yet never have counted: the power went before it was pointed at.
+    Other versions do not matter: one may be whole and yet never have been current, after a power cut.
     """
     known = (latest_or_none(exports), rolled_back(exports))
     wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.temperature)
@@ -155,13 +155,13 @@ def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
 def _export(
     exports: Path, snapshot: Snapshot, path: Path, version: int, tolerance: float
 ) -> tuple[Exported, bool]:
-    """From the known graph if there is one; True when the network had to be traced."""
+    """Write the model, from the known graph if there is one; True when the network had to be traced."""
     template = load_template(exports / TEMPLATE, snapshot)
     if template is not None:
         try:
             return republish(snapshot, template, path, version, tolerance), False
         except (BadModel, ParityFailed):
-            pass  # a fresh graph decides whether it is the template's fault
+            pass  # trace again: a fresh graph shows whether the template was at fault
     try:
         exported = export_full(snapshot, path, version, tolerance)
     except (BadModel, ParityFailed) as error:
@@ -183,7 +183,7 @@ def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, polic
             f"accuracy was not compared: {len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
         ]
     try:
-        manifest, folder = read_counting(exports)
+        manifest, folder = read_current(exports)
         if (manifest.height, manifest.width) != (snapshot.height, snapshot.width):
             return [f"accuracy was not compared: version {manifest.version} takes images of another size"]
         model = RunningModel(read_model_file(folder, manifest.model), str(folder))

@@ -1,4 +1,4 @@
-"""Publish a running learner again and again, from a copy of it, while it goes on learning."""
+"""Publish a running learner periodically, from a copy of it, while it goes on learning."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Smaller variants of a model: 8-bit integers for CPUs that gain by them, 16-bit floats for CUDA.
 
-A variant is judged by measurement, not by hope: INT8 is kept only if it is faster on this machine and loses at most a
+INT8 is kept only if it was measured to be faster on this machine and to lose at most a
 point of held-out accuracy. Otherwise the manifest says why there is none. From AveragePool on everything stays float32:
 the classifier is a thousandth of the work and all of the answer.
 """
@@ -97,7 +97,7 @@ MAKERS: dict[str, Callable[[Path, Exported, Snapshot], dict[str, Any]]] = {
 
 
 def none(reason: str) -> dict[str, Any]:
-    """The manifest's entry of a variant that there is not."""
+    """The manifest's entry of a variant that was not kept."""
     return {"kept": False, "reason": " ".join(reason.split())}
 
 
@@ -140,7 +140,7 @@ def quantised(model: ModelProto, images: np.ndarray) -> ModelProto:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantiser advises through the root logger, whoever that belongs to."""
+    """Silence the quantiser, which logs advice through the root logger."""
 
     def drop(record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname

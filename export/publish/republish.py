@@ -1,4 +1,4 @@
-"""New weights in a known graph: what a learner that publishes every minute can pay.
+"""Put new weights into a known graph, so that publishing every minute is affordable.
 
 Tracing the network takes many seconds and gives the same graph every time. The first full export leaves its graph
 behind, without the weights; later ones put theirs in, with as many classes as there are now, and pass the same checks.

@@ -68,7 +68,7 @@ class Snapshot:
 
     @cached_property
     def network(self) -> Network:
-        """Ready to answer; whoever wants to change it copies it."""
+        """The network in evaluation mode; copy it before changing it."""
         network = Network((self.height, self.width), self.nf, self.tau)
         network.take_over(self.state)
         return network.eval().requires_grad_(False)
@@ -85,7 +85,7 @@ class _Copied:
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
-    """Of a learner that runs: the weights are copied between two steps, everything else beside them."""
+    """Copy a running learner: the weights between two steps, everything else beside the learning."""
     averaged = live.workspace.settings.averaged
     asked = live.call(lambda: (_copy(live.learner, averaged), live.predictor.calibration))
     try:
@@ -96,7 +96,7 @@ def snapshot_of(live: LiveLearner) -> Snapshot:
 
 
 def snapshot_of_workspace(path: Path | str) -> Snapshot:
-    """Of the newest whole checkpoint, with the names that classes have now. Nothing is changed there."""
+    """Read the newest whole checkpoint, with the names that classes have now; changes nothing."""
     with Workspace.open(path, learning=False) as workspace:
         learner, notes = _newest_checkpoint(workspace.layout)
         calibration = Calibration(**notes["calibration"]) if "calibration" in notes else Calibration()
@@ -144,7 +144,7 @@ def snapshot_of_learner(
     calibration: Calibration | None = None,
     averaged: bool = True,
 ) -> Snapshot:
-    """Of a learner without a workspace, by whoever else has its classes' names."""
+    """Copy a learner that has no workspace; the caller knows its classes' names."""
     size = (learner.config.height, learner.config.width)
     nothing = HeldOutSamples(np.empty((0, *size, 3), np.uint8), np.empty(0, dtype=np.int64))
     copied = _copy(learner, averaged)
@@ -185,12 +185,12 @@ def _check_method(name: str) -> None:
 
 
 def _any_images(size: tuple[int, int]) -> np.ndarray:
-    """For a learner without memory: outputs can be compared on noise too."""
+    """Noise, for a learner without memory: outputs can be compared on that too."""
     return np.random.default_rng(0).integers(0, 256, (IMAGES, *size, 3), np.uint8)
 
 
 def held_out_samples(workspace: Workspace, size: tuple[int, int]) -> HeldOutSamples:
-    """Those that the learner tests itself on: balanced over classes, within their budget."""
+    """The samples that the learner tests itself on: balanced over classes, within their budget."""
     images, class_ids = [], []
     for sample_id, class_id in held_out_ids(workspace).items():
         try:

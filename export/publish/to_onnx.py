@@ -171,7 +171,7 @@ def trace(module: Deployed, size: tuple[int, int]) -> ModelProto:
 
 
 def _clean(model: ModelProto) -> None:
-    """Remove what the exporter notes for its own authors; half of a small model's bytes otherwise."""
+    """Remove the exporter's debugging notes, which are half of a small model's bytes."""
     graph = model.graph
     # Shapes in between follow from the graph, and some of them would name the number of classes.
     graph.ClearField("value_info")
@@ -268,7 +268,7 @@ class RunningModel:
 
 
 def compare(runs: RunningModel, snapshot: Snapshot, tolerance: float = TOLERANCE) -> Parity:
-    """Of the network's own answers, for each size of batch; refuses a model that differs."""
+    """Compare with the network's own answers, for each batch size; raises `ParityFailed` if they differ."""
     images = parity_images(snapshot)
     with ThreadPoolExecutor(1) as aside:  # both take as long, and neither holds Python up
         expected = aside.submit(network_outputs, snapshot, images)
@@ -298,7 +298,7 @@ def compare(runs: RunningModel, snapshot: Snapshot, tolerance: float = TOLERANCE
 
 
 def _largest(values: np.ndarray) -> float:
-    """Without its sign; what is no number counts as larger than any."""
+    """The largest absolute value; NaN counts as infinite."""
     return float(np.nan_to_num(np.abs(values), nan=np.inf).max())
 
 

@@ -103,7 +103,7 @@ def rollforward(exports: Path) -> Manifest:
 
 
 def roll_to(exports: Path, version: int) -> Manifest:
-    """Let any kept version count. It stays a rollback as long as a newer version than this one was rolled back from."""
+    """Make any kept version current. It stays a rollback while a newer version was rolled back from."""
     with changing(exports):
         current = _current(exports)
         if version == current:
@@ -136,11 +136,11 @@ def _check_whole(exports: Path, version: int) -> Manifest:
         for file in manifest.files:
             read_model_file(folder, file)
     except BadModel as error:
-        raise UserError(f"version {version} is damaged and cannot count: {error}") from None
+        raise UserError(f"version {version} is damaged and cannot become the current one: {error}") from None
     return manifest
 
 
-def read_counting(exports: Path) -> tuple[Manifest, Path]:
+def read_current(exports: Path) -> tuple[Manifest, Path]:
     latest = read_latest(exports)
     folder = exports / latest.folder
     return read_manifest(folder, latest), folder
@@ -155,7 +155,7 @@ def _folders(exports: Path) -> list[Path]:
 
 @contextmanager
 def changing(exports: Path) -> Iterator[None]:
-    """Alone in the folder, and with whatever an earlier process left half done removed."""
+    """Hold the folder's lock, and remove what an interrupted process left half done."""
     try:
         exports.mkdir(parents=True, exist_ok=True)
         busy = f"{exports}: process {{owner}} has been busy in it for {LOCK_SECONDS:.0f} s; end that first"
@@ -170,7 +170,7 @@ def changing(exports: Path) -> Iterator[None]:
 
 
 def _history(exports: Path) -> dict[str, Any]:
-    """What the version folders do not tell; without a readable file, what they do."""
+    """The last number given and the version rolled back from; defaults when the file cannot be read."""
     try:
         history = json.loads((exports / HISTORY).read_text(encoding="utf-8"))
         source = history["rolled_back_from"]
@@ -205,6 +205,6 @@ def prune(exports: Path, keep: int) -> None:
         if int(folder.name[1:]) != current:
             removing = exports / f".{folder.name}.removing"
             folder.rename(removing)
-            # First what makes it a version, for whoever looks into every folder at this moment.
+            # The manifest first: without it, a reader that lists folders at this moment does not take this for a version.
             (removing / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(removing)
