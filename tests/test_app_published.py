@@ -101,7 +101,7 @@ def test_any_version_can_count_and_a_rollback_is_marked_until_it_ends(tmp_path):
     assert (latest_version(exports), rolled_back(exports)) == (2, 3)
     roll_to(exports, 3)
     assert (latest_version(exports), rolled_back(exports)) == (3, None)
-    with pytest.raises(UserError, match="cannot count"):
+    with pytest.raises(UserError, match="cannot become the current one"):
         roll_to(exports, 9)
     assert latest_version(exports) == 3
 
