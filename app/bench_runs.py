@@ -65,7 +65,7 @@ class Request:
 
     def __post_init__(self) -> None:
         data.registry.info(self.dataset)
-        one_of("method", self.method, methods.NAMES)
+        one_of("method", self.method, methods.names())
         one_of("memory", self.kind, KINDS)
         if self.kind == "bytes":
             parse_bytes(self.size)

@@ -64,7 +64,7 @@ def forward_and_backward(learner: Learner) -> tuple[Batch, Tensor]:
     columns = np.array([2, 2, 0])
     replay = learner._choose_replay(images(3), columns)
     batch, loss = learner._forward_and_backward(learner._inputs(images(3), replay), columns, replay)
-    learner.method.adjust_gradients(learner, batch)
+    learner.method.adjust_gradients(learner.view, batch)
     return batch, loss
 
 
@@ -72,7 +72,7 @@ def all_elsewhere(tensors: Iterable[Tensor]) -> bool:
     return all(isinstance(tensor, FakeTensor) and tensor.device == ELSEWHERE for tensor in tensors)
 
 
-@pytest.mark.parametrize("name", methods.NAMES)
+@pytest.mark.parametrize("name", methods.names())
 def test_forward_and_backward_of_every_method_stay_on_the_learners_device(
     name: str, fake: FakeTensorMode, learner: Learner
 ) -> None:
@@ -110,7 +110,7 @@ def test_prediction_stays_on_the_learners_device(fake: FakeTensorMode, learner: 
     with fake, torch.no_grad():
         network = learner.average.network
         features = network.features(learner.to_device(images(2)))
-        answers = [method.class_logits(learner, network, features), network.similarities(features)]
+        answers = [method.classifier(learner.view, network)(features), network.similarities(features)]
     assert all_elsewhere(answers)
 
 

@@ -1,6 +1,9 @@
 """The learner as its users meet it: observe, predict, classes that come and go, checkpoints that lose nothing."""
 
 import doctest
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -181,6 +184,21 @@ def test_a_restored_learner_continues_bit_for_bit(small_learner, digit_batches, 
     assert_same(weights(learner), weights(restored))
 
 
+def test_a_checkpoint_of_the_first_edition_still_loads(small_learner, digit_batches, tmp_path):
+    learner = small_learner(optimiser="adam", lr=0.001)
+    for images, labels in digit_batches([0, 1], 3):
+        learner.observe(images, labels)
+    learner.save(tmp_path / "saved")
+    arrays, facts = checkpoint.read(tmp_path / "saved")
+    del facts["strides"]
+    for group, members in arrays.items():  # which kept scalars in one dimension
+        arrays[group] = {name: np.atleast_1d(value) for name, value in members.items()}
+    checkpoint.write(tmp_path / "saved", arrays, facts)
+    restored, _ = Learner.load(tmp_path / "saved", device="cpu")
+    assert_same(weights(learner), weights(restored))
+    assert np.isfinite(restored.observe(*digit_batches([2], 1)[0]).loss)
+
+
 def test_two_learners_with_the_same_seed_are_the_same_and_with_another_are_not(small_learner, digit_batches):
     def after_training(seed: int) -> np.ndarray:
         torch.manual_seed(np.random.default_rng().integers(1000))  # a global seed must not matter
@@ -259,6 +277,81 @@ def test_a_gradient_that_is_not_finite_stops_a_step_whose_loss_is(small_learner,
     with pytest.raises(LossNotFinite, match=r"loss is 0\.0 and its gradient's norm nan at step 1"):
         learner.observe(*batches[1])
     assert_same(before, weights(learner))
+
+
+def test_a_batch_that_the_memory_refuses_leaves_the_learner_as_it_was(small_learner, digits):
+    # A picture of noise takes more as a PNG than the whole budget; a digit does not.
+    learner = small_learner(method="er", memory=MemoryConfig(bytes=300, codec="png"))
+    learner.observe(digits.train_images[:1], [0])
+    before, random_state = weights(learner), learner.rng.bit_generator.state
+    noise = np.random.default_rng(0).integers(
+        0, 256, (40, 8, 8, 3), np.uint8
+    )  # some of them draw a small key
+    with pytest.raises(UserError, match="more than the whole memory budget"):
+        learner.observe(noise, np.zeros(40, np.int64))
+    assert_same(before, weights(learner))
+    assert (learner.step, learner.rng.bit_generator.state) == (1, random_state)
+    assert learner.observe(digits.train_images[1:2], [0]).step == 1
+
+
+def test_a_step_whose_last_hook_fails_counts(small_learner, digit_batches):
+    learner, other = small_learner(), small_learner()
+    batches = digit_batches([0, 1], 2)
+
+    def fail(view, batch):
+        raise RuntimeError("a plug-in's mistake")
+
+    learner.method.after_step = fail
+    with pytest.raises(RuntimeError, match="mistake"):
+        learner.observe(*batches[0])
+    other.observe(*batches[0])
+    assert_same(weights(learner), weights(other))
+    assert learner.step == other.step == 1
+
+
+def test_predictions_of_other_threads_neither_disturb_training_nor_see_half_a_step(
+    small_learner, digit_batches, quick_switches
+):
+    batches = [batch for pair in ([0, 1], [2, 3], [4, 5]) for batch in digit_batches(pair, 6)]
+    alone = small_learner(memory=MemoryConfig(samples=60))
+    for batch in batches:
+        alone.observe(*batch)
+
+    learner = small_learner(memory=MemoryConfig(samples=60))
+    learner.observe(*batches[0])
+    images, done = batches[0][0], threading.Event()
+    modes: set[tuple[bool, bool]] = set()  # whether it trained, and whether batch-norm was in training mode
+    for network in (learner.network, learner.average.network):
+        network.stem_bn.register_forward_pre_hook(
+            lambda layer, _: modes.add((threading.current_thread() is trainer, layer.training))
+        )
+    trainer = threading.current_thread()
+
+    def ask(averaged: bool) -> None:
+        while not done.is_set():
+            answer = learner.predict(images, averaged)
+            assert answer.scores.shape == (len(images), len(answer.class_ids))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask, averaged) for averaged in (False, True, False, True)]
+        try:
+            for batch in batches[1:]:
+                learner.observe(*batch)
+        finally:
+            done.set()
+        for future in asking:
+            future.result()
+    assert modes == {(True, True), (False, False)}
+    assert_same(weights(alone), weights(learner))
+
+
+@pytest.fixture
+def quick_switches():
+    """Python changes threads so often that a race is met within a few steps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """The contract has room for the methods of the paper's table: small ones that use each hook for real.
 
-They are registered by name as a file in `edge_hpcr/methods/` would be, so that configs and checkpoints find them.
+They are found by name as those of a file in `edge_hpcr/learner/methods/` are, so that checkpoints find them.
 """
 
 import copy
-import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from edge_hpcr.learner import losses, methods
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig, Replay
-from edge_hpcr.learner.methods import Batch, Method
+from edge_hpcr.learner.methods import Batch, Method, StepView
 from edge_hpcr.learner.network import Network
 
 pytestmark = pytest.mark.computes
@@ -33,20 +32,14 @@ class Probe(Method):
         return losses.replay_cross_entropy(batch.logits, batch.labels)
 
 
-def columns_of(learner: Learner, labels: np.ndarray) -> Tensor:
-    return torch.tensor([learner.column(int(label)) for label in labels])
-
-
 @pytest.fixture
 def learner_of(monkeypatch, small_learner) -> Callable[..., Learner]:
     """A learner that runs this method class, found by name."""
 
     def make(kind: type[Method], **options) -> Learner:
         name = kind.__name__.lower()
-        module = ModuleType(f"edge_hpcr.learner.methods.{name}")
-        module.METHOD = kind
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(methods, "NAMES", (*methods.NAMES, name))
+        found, broken = methods._found()
+        monkeypatch.setattr(methods, "_found", lambda: (found | {name: kind}, broken))
         return small_learner(method=name, **options)
 
     return make
@@ -72,17 +65,17 @@ class AGEM(Probe):
         self.conflicts: list[tuple[float, float]] = []
         self.expected: list[Tensor] = []
 
-    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        return learner.memory.sample(0)
+    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        return view.held.sample(0)
 
-    def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
-        parameters = list(learner.network.parameters())
-        if len(learner.memory):
-            drawn = learner.memory.sample(10)
-            logits = learner.network(learner.to_device(drawn.images))[0]
+    def adjust_gradients(self, view: StepView, batch: Batch) -> None:
+        parameters = list(view.network.parameters())
+        if len(view.held):
+            drawn = view.held.sample(10)
+            logits = view.network(view.to_device(drawn.images))[0]
             loss = losses.replay_cross_entropy(logits, torch.from_numpy(drawn.labels))
             self._project(parameters, list(torch.autograd.grad(loss, parameters)))
-        lr = learner.config.lr
+        lr = view.lr
         self.expected = [p.detach() - lr * p.grad for p in parameters]
 
     def _project(self, parameters: list[torch.nn.Parameter], reference: list[Tensor]) -> None:
@@ -118,25 +111,25 @@ class MIR(Probe):
 
     candidates = 20
 
-    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        drawn = learner.memory.sample(self.candidates)
-        virtual = copy.deepcopy(learner.network)
-        before = self._losses(learner, virtual, drawn)
+    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        drawn = view.held.sample(self.candidates)
+        virtual = copy.deepcopy(view.network)
+        before = self._losses(view, virtual, drawn)
         virtual.train()
-        logits = virtual(learner.to_device(images))[0]
+        logits = virtual(view.to_device(images))[0]
         losses.replay_cross_entropy(logits, torch.from_numpy(columns)).backward()
         with torch.no_grad():
             for parameter in virtual.parameters():
-                parameter -= learner.config.lr * parameter.grad
-        self.increase = self._losses(learner, virtual, drawn) - before
+                parameter -= view.lr * parameter.grad
+        self.increase = self._losses(view, virtual, drawn) - before
         self.drawn = drawn
-        self.chosen = learner.memory.at(drawn.slots[np.argsort(-self.increase)[:size]])
+        self.chosen = view.held.at(drawn.slots[np.argsort(-self.increase)[:size]])
         return self.chosen
 
     @staticmethod
-    def _losses(learner: Learner, network: Network, replay: Replay) -> np.ndarray:
+    def _losses(view: StepView, network: Network, replay: Replay) -> np.ndarray:
         with torch.no_grad():
-            logits = network.eval()(learner.to_device(replay.images))[0]
+            logits = network.eval()(view.to_device(replay.images))[0]
             return F.cross_entropy(logits, torch.from_numpy(replay.labels), reduction="none").numpy()
 
     def loss(self, batch: Batch) -> Tensor:
@@ -161,7 +154,7 @@ def test_a_method_can_choose_what_to_replay_as_mir_does(learner_of, two_tasks) -
 class GSS(Probe):
     """Offers only the half of the incoming samples that are least like each other."""
 
-    def choose_stored(self, learner: Learner, batch: Batch) -> np.ndarray:
+    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray:
         count = batch.incoming_rows // 2  # the other half are their views
         unit = F.normalize(batch.features[:count].detach(), dim=1)
         likeness = (unit @ unit.T).fill_diagonal_(-1).amax(1)
@@ -183,7 +176,7 @@ def test_a_method_can_choose_what_to_store_as_gss_does(learner_of, digit_batches
 class Picky(Probe):
     """Offers nothing at all."""
 
-    def choose_stored(self, learner: Learner, batch: Batch) -> np.ndarray:
+    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray:
         return np.empty(0, np.int64)
 
 
@@ -205,13 +198,11 @@ class OCM(Probe):
         self.slow: dict[str, Tensor] = {}
         self.target: Tensor | None = None
 
-    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        replay = super().choose_replay(learner, images, columns, size)
-        network = learner.network.eval()
+    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        replay = super().choose_replay(view, images, columns, size)
+        network = view.network.eval()
         with torch.no_grad():
-            self.target = torch.func.functional_call(network, self.slow, (learner.to_device(replay.images),))[
-                1
-            ]
+            self.target = torch.func.functional_call(network, self.slow, (view.to_device(replay.images),))[1]
         return replay
 
     def loss(self, batch: Batch) -> Tensor:
@@ -220,8 +211,8 @@ class OCM(Probe):
             loss = loss + F.mse_loss(batch.features[batch.replayed][: len(self.target)], self.target)
         return loss
 
-    def after_step(self, learner: Learner, batch: Batch) -> None:
-        for name, value in learner.network.state_dict().items():
+    def after_step(self, view: StepView, batch: Batch) -> None:
+        for name, value in view.network.state_dict().items():
             old = self.slow.get(name)
             if old is None or not value.is_floating_point():
                 self.slow[name] = value.clone()
@@ -249,6 +240,9 @@ def test_a_methods_second_model_survives_a_checkpoint_as_ocm_needs(
     learner.save(tmp_path / "checkpoint")
     restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
     assert isinstance(restored.method, OCM)
+    for name, value in learner.method.slow.items():
+        other = restored.method.slow[name]
+        assert (other.shape, other.stride(), other.data_ptr() % 64) == (value.shape, value.stride(), 0), name
     for images, labels in two_tasks[4:]:
         assert restored.observe(images, labels).loss == learner.observe(images, labels).loss
     assert learner.method.slow.keys() == restored.method.slow.keys()
@@ -264,11 +258,11 @@ class SCR(Method):
     def loss(self, batch: Batch) -> Tensor:
         return losses.supervised_contrastive(batch.features, batch.labels, batch.tau)
 
-    def class_logits(self, learner: Learner, network: Network, features: Tensor) -> Tensor:
-        held = learner.memory.at(np.arange(len(learner.memory)))
-        unit = F.normalize(network.features(learner.to_device(held.images)), dim=1)
-        means = torch.stack([unit[held.labels == column].mean(0) for column in range(len(learner.class_ids))])
-        return -torch.cdist(F.normalize(features, dim=1), means)
+    def classifier(self, view: StepView, network: Network) -> Callable[[Tensor], Tensor]:
+        held = view.held.at(np.arange(len(view.held)))
+        unit = F.normalize(network.features(view.to_device(held.images)), dim=1)
+        means = torch.stack([unit[held.labels == column].mean(0) for column in range(network.num_classes)])
+        return lambda features: -torch.cdist(F.normalize(features, dim=1), means)
 
 
 def unit_features(learner: Learner, images: np.ndarray) -> np.ndarray:
@@ -302,8 +296,8 @@ class ERWA(Probe):
     """Gives all proxies the same length after every step."""
 
     @torch.no_grad()
-    def after_step(self, learner: Learner, batch: Batch) -> None:
-        proxies = learner.network.proxies
+    def after_step(self, view: StepView, batch: Batch) -> None:
+        proxies = view.network.proxies
         length = proxies.norm(dim=1, keepdim=True)
         proxies *= length.mean() / length
 
@@ -328,22 +322,22 @@ def test_a_method_can_correct_weights_after_the_step_as_er_wa_does(learner_of, t
 class GMED(Probe):
     """Makes what it replays a little harder: moves the stored pictures along the gradient of their own loss."""
 
-    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        self.replay = super().choose_replay(learner, images, columns, size)
+    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        self.replay = super().choose_replay(view, images, columns, size)
         return self.replay
 
-    def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
+    def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         # Here, and not after the step: slots stay valid only until the memory takes the incoming samples in.
-        if not len(learner.memory):
+        if not len(view.held):
             return
-        pictures = learner.to_device(self.replay.images).requires_grad_()
-        logits = learner.network(pictures)[0]
+        pictures = view.to_device(self.replay.images).requires_grad_()
+        logits = view.network(pictures)[0]
         loss = losses.replay_cross_entropy(logits, torch.from_numpy(self.replay.labels))
         (gradient,) = torch.autograd.grad(loss, [pictures])
         edited = (pictures.detach() + 0.1 * gradient.sign()).clamp(0, 1).mul(255).round()
         self.edited = edited.permute(0, 2, 3, 1).to(torch.uint8).numpy()
         for slot, image in zip(self.replay.slots.tolist(), self.edited, strict=True):
-            learner.memory.replace_image(slot, image)
+            view.held.replace_image(slot, image)
 
 
 def test_a_method_can_edit_stored_samples_as_gmed_does(learner_of, digit_batches) -> None:
@@ -355,3 +349,14 @@ def test_a_method_can_edit_stored_samples_as_gmed_does(learner_of, digit_batches
     rows = [held.ids.tolist().index(sample) for sample in replay.ids.tolist()]
     assert len(held.ids) == 30 and np.array_equal(held.images[rows], edited)
     assert (edited != replay.images).any() and held.labels[rows].tolist() == replay.labels.tolist()
+
+
+# What a hook gets --------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_can_draw_and_edit_samples_but_not_add_or_drop_them_nor_replace_parts(small_learner) -> None:
+    view = small_learner().view
+    with pytest.raises(FrozenInstanceError):
+        view.network = None
+    changing = {"update", "offer", "admit", "resize", "remove", "relabel", "add_class", "drop_class"}
+    assert not changing & set(dir(view.held))

@@ -1,5 +1,10 @@
 """What every method must do, run over all of them by name; and what tells the methods apart."""
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +18,11 @@ from edge_hpcr.learner import losses, methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, StepReport
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import Batch, Records
-from edge_hpcr.learner.methods.hpcr import sample_distillation
-from edge_hpcr.learner.methods.pcr_ct_pcd import distillable, proxy_distillation
+from edge_hpcr.learner.methods.hpcr import HPCR, Config
 
 pytestmark = pytest.mark.computes
 
-every_method = pytest.mark.parametrize("name", methods.NAMES)
-WITHOUT_MEMORY = {"finetune", "iid", "iid_pp"}
-STORES = {"hpcr": (True, True), "pcr_ct_pcd": (True, False)}  # logits, features; the others store neither
+every_method = pytest.mark.parametrize("name", methods.names())
 SHADES = {0: (200, 40, 40), 1: (40, 200, 40), 2: (40, 40, 200), 3: (200, 200, 40)}
 
 
@@ -59,7 +61,7 @@ def weights_equal(one: Learner, two: Learner) -> bool:
 def test_a_method_is_created_by_its_name(name: str) -> None:
     method = methods.create(name)
     assert type(method) is methods.method_class(name)
-    assert method.config == method.Config()
+    assert method.config == method.Config(**method.fixed)
 
 
 @every_method
@@ -95,7 +97,7 @@ def test_old_and_new_classes_replay_together(name: str) -> None:
         observe(learner, labels, seed) for seed, labels in enumerate([[0, 1, 0], [1, 0, 1], [2, 3], [3, 2]])
     ]
     assert np.isfinite([report.loss for report in reported]).all()
-    assert [r.replayed for r in reported] == ([0] * 4 if name in WITHOUT_MEMORY else [0, 3, 4, 4])
+    assert [r.replayed for r in reported] == ([0, 3, 4, 4] if learner.method.uses_memory else [0] * 4)
     assert learner.predict(pictures([0, 3])).class_ids.tolist() == [0, 1, 2, 3]
 
 
@@ -103,7 +105,7 @@ def test_old_and_new_classes_replay_together(name: str) -> None:
 def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     options = {
         key: value * 2
-        for key, value in asdict(methods.create(name).config).items()
+        for key, value in methods.create(name).config_dict().items()
         if key in ("cycle", "alpha")
     }
     learner = make_learner(name, options)
@@ -117,9 +119,37 @@ def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, 
     assert weights_equal(restored, learner)
 
 
+def layouts(learner: Learner) -> dict[str, tuple[Any, ...]]:
+    """What decides, beside the values, which kernel computes a tensor: shape, strides, type and alignment."""
+    assert learner.average is not None
+    groups = {
+        "network": learner.network.state_dict(),
+        "average": learner.average.network.state_dict(),
+        "optimiser": learner.optimiser.state(),
+        "method": learner.method.state(),
+    }
+    return {
+        f"{group}.{name}": (tuple(t.shape), t.stride(), t.dtype, t.data_ptr() % 64)
+        for group, tensors in groups.items()
+        for name, t in tensors.items()
+    }
+
+
+@every_method
+def test_a_restored_tensor_has_its_shape_layout_type_and_alignment(name: str, tmp_path: Path) -> None:
+    learner = make_learner(name, optimiser="adam", lr=0.001)
+    observe(learner, [0, 1, 1])
+    expected = layouts(learner)
+    assert expected["network.stem.weight"][1] == expected["optimiser.stem.weight.exp_avg"][1] == (27, 1, 9, 3)
+    assert expected["optimiser.stem.weight.step"][0] == ()
+    learner.save(tmp_path / "checkpoint")
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    assert layouts(restored) == expected
+
+
 @every_method
 def test_an_unknown_option_is_refused_with_the_valid_ones(name: str) -> None:
-    valid = sorted(asdict(methods.create(name).config))
+    valid = sorted(methods.method_class(name).options())
     with pytest.raises(UserError) as error:
         methods.create(name, {"tau_hihg": 1.0})
     assert "'tau_hihg'" in str(error.value) and f"'{name}'" in str(error.value)
@@ -130,11 +160,11 @@ def test_an_unknown_option_is_refused_with_the_valid_ones(name: str) -> None:
 def test_the_memory_keeps_what_the_method_needs_and_no_more(name: str) -> None:
     learner = make_learner(name)
     observe(learner, [0, 1, 1])
-    logits, features = STORES.get(name, (False, False))
+    method = learner.method
     kept = learner.memory.at(np.arange(len(learner.memory)))
-    assert len(learner.memory) == (0 if name in WITHOUT_MEMORY else 3)
-    assert kept.logits.shape[1] == (2 if logits else 0)
-    assert kept.features.shape[1] == (learner.network.feature_size if features else 0)
+    assert len(learner.memory) == (3 if method.uses_memory else 0)
+    assert kept.logits.shape[1] == (2 if method.stores_logits else 0)
+    assert kept.features.shape[1] == (learner.network.feature_size if method.stores_features else 0)
 
 
 @every_method
@@ -145,8 +175,99 @@ def test_a_config_is_frozen_and_made_of_plain_values(name: str) -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'hpcrr'.*" + ", ".join(methods.NAMES)):
+    with pytest.raises(UserError, match="'hpcrr'.*" + ", ".join(methods.names())):
         methods.create("hpcrr")
+
+
+# How they are found -------------------------------------------------------------------------------------------------
+
+PLUG_IN = """
+from edge_hpcr.learner.methods import Batch, Method
+from edge_hpcr.learner.losses import replay_cross_entropy
+
+class Helper(Method):
+    def loss(self, batch: Batch):
+        return replay_cross_entropy(batch.logits, batch.labels)
+
+class Ours(Helper):
+    name = "{name}"
+"""
+
+
+def install(folder: Path, module: str, text: str) -> None:
+    """What `pip install` leaves of a package that offers a module of methods."""
+    (folder / f"{module}.py").write_text(text)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{methods.ENTRY_POINTS}]\n{module} = {module}\n")
+
+
+def bench(method: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [
+        "bench",
+        "--dataset",
+        "digits",
+        "--method",
+        method,
+        "--limit",
+        "10",
+        "--out",
+        str(folder / "runs"),
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "edge_hpcr", *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(["", str(folder)]), "OMP_NUM_THREADS": "1"},
+        cwd=Path(methods.__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_method_of_an_installed_package_runs_beside_a_broken_one_that_is_named(tmp_path: Path) -> None:
+    install(tmp_path, "good_plug_in", PLUG_IN.format(name="ours"))
+    install(tmp_path, "bad_plug_in", "import a_module_that_nobody_has")
+    run = bench("ours", tmp_path)
+    assert run.returncode == 0, run.stderr
+    (result,) = (tmp_path / "runs").glob("digits-ours-*.json")
+    assert json.loads(result.read_text())["method"] == "ours"
+    refused = bench("bad_plug_in", tmp_path)
+    assert refused.returncode == 2
+    assert "plug-in 'bad_plug_in' cannot be loaded (ModuleNotFoundError" in refused.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder of installed packages; what was found is forgotten before and after."""
+    monkeypatch.syspath_prepend(tmp_path)
+    methods._found.cache_clear()
+    yield tmp_path
+    methods._found.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (PLUG_IN.format(name="hpcr"), "ImportError: the name 'hpcr' is taken"),
+        ("METHOD = 1", "has no subclass of Method with a name"),
+        ("raise SystemError('no luck')", "SystemError: no luck"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named_and_disturbs_no_other(
+    installed: Path, text: str, reason: str
+) -> None:
+    module = f"plug_in_{len(text)}"  # Python imports a module once
+    install(installed, module, text)
+    assert methods.method_class("hpcr") is HPCR
+    with pytest.raises(UserError, match=f"unknown method 'x'.*plug-in '{module}' cannot be loaded.*{reason}"):
+        methods.create("x")
+
+
+def test_a_file_dropped_into_the_folder_is_found(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(installed)])
+    (installed / "dropped.py").write_text(PLUG_IN.format(name="dropped"))
+    assert methods.names()[-1] == "dropped"  # behind those that have a place in the tables
+    assert methods.create("dropped").options() == set()
 
 
 # What tells them apart ---------------------------------------------------------------------------------------------
@@ -211,7 +332,7 @@ def test_the_temperature_options_reach_the_loss() -> None:
 def test_hpcr_is_the_sum_of_its_components_with_their_weights() -> None:
     batch = make_batch()
     base = loss_of("pcr_ct", batch)
-    pcd, scd = proxy_distillation(batch, "older").item(), sample_distillation(batch, "older").item()
+    pcd, scd = HPCR().proxy_distillation(batch).item(), HPCR().sample_distillation(batch).item()
     assert pcd > 0 and scd > 0
     assert loss_of("pcr_ct_pcd", batch) == pytest.approx(base + 0.1 * pcd)
     assert loss_of("pcr_ct_pcd", batch, alpha=2.0) == pytest.approx(base + 2 * pcd)
@@ -225,13 +346,13 @@ def test_distillation_is_over_the_replayed_rows_weighted_by_the_whole_batch() ->
     # The first three are older than class 2, which they did not know: only classes 0 and 1 count.
     counts = {0: 3, 1: 4}
     expected = sum(counts[c] * distances[row, c].item() / 10 for row in (0, 1, 2) for c in counts) / 4
-    assert proxy_distillation(batch, "older").item() == pytest.approx(expected)
+    assert HPCR().proxy_distillation(batch).item() == pytest.approx(expected)
 
 
 def test_only_records_older_than_the_newest_class_are_distilled_unless_always_is_asked_for() -> None:
     batch = make_batch(known=(1, 3, 2, 3))
-    assert distillable(batch, "older").tolist() == [True, False, True, False]
-    assert distillable(batch, "always").tolist() == [True] * 4
+    assert HPCR().distillable(batch).tolist() == [True, False, True, False]
+    assert HPCR(Config(distil="always")).distillable(batch).tolist() == [True] * 4
     nothing_new = make_batch(known=(3, 3, 3, 3))
     assert (
         loss_of("hpcr", nothing_new) == loss_of("pcr_ct_pcd", nothing_new) == loss_of("pcr_ct", nothing_new)

@@ -39,8 +39,7 @@ def a_result(
 ) -> dict[str, Any]:
     """What `bench` writes for such a run, with these accuracies."""
     kind = methods.method_class(method)
-    known = methods.create(method).config_dict()
-    method_options = {k: v for k, v in presets.METHOD_OPTIONS.get(dataset, {}).items() if k in known}
+    method_options = kind.papers_options(dataset)
     method_options |= options.pop("method_options", {})
     size = MemoryConfig(**(memory or {"samples": samples}))
     config = make_config(
@@ -117,7 +116,7 @@ def test_the_papers_numbers_in_the_package_agree_with_each_other_and_with_their_
         assert (value.mean, value.half) == (float(row["mean"]), float(row["ci95"]))
 
 
-@pytest.mark.parametrize("method", methods.NAMES)
+@pytest.mark.parametrize("method", methods.names())
 def test_every_method_of_ours_has_the_papers_value_beside_it(method: str):
     assert row_of(a_result(method=method))["paper's A_T"] != report.NOTHING
 

@@ -306,7 +306,7 @@ def _form() -> list[Any]:
 
     return [
         gr.Dropdown(list(DATASETS), value=request.dataset, label="Dataset", **field("dataset", 150)),
-        gr.Dropdown(list(methods.NAMES), value=request.method, label="Method", **field("method", 150)),
+        gr.Dropdown(list(methods.names()), value=request.method, label="Method", **field("method", 150)),
         gr.Radio(list(KINDS), value=request.kind, label="Memory in", **field("kind", 150)),
         gr.Textbox(
             request.size, label="Memory", info="like 200KB, or 200 samples", max_lines=1, **field("size", 120)

@@ -12,7 +12,7 @@ from app.studio import Studio
 from app.tabs.parts import saying_errors
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes
-from edge_hpcr.learner.methods import NAMES as METHODS
+from edge_hpcr.learner import methods
 from edge_hpcr.workspace.settings import Description, Settings
 
 # Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.
@@ -249,7 +249,7 @@ def _field(studio: Studio, each: Description) -> gr.components.Component:
         "interactive": not fixed,
         "elem_id": f"settings-{each.name.replace('_', '-')}",
     }
-    choices = METHODS if each.name == "method" else each.choices
+    choices = methods.names() if each.name == "method" else each.choices
     if isinstance(each.default, bool):
         return gr.Checkbox(min_width=240, **common)
     if choices:

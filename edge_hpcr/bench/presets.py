@@ -12,27 +12,23 @@ class Setting:
 
     dataset: str
     buffer: int
-    method_options: dict[str, Any] = field(default_factory=dict)
     learner_options: dict[str, Any] = field(default_factory=dict)
 
 
-# The paper's settings: buffers, and the weights of the two distillation losses where they differ from the defaults.
 BUFFERS = {
     "cifar10": (100, 200, 500),
     "cifar100": (1000, 2000, 5000),
     "mini_imagenet": (1000, 2000, 5000),
     "tiny_imagenet": (2000, 4000, 10000),
 }
-METHOD_OPTIONS: dict[str, dict[str, Any]] = {"cifar10": {"alpha": 0.01}}
 OCM_SETTING = {"nf": 64, "replay": 64, "optimiser": "adam", "lr": 0.001}
 
 PRESETS = {
-    f"paper/{dataset}-{buffer}": Setting(dataset, buffer, METHOD_OPTIONS.get(dataset, {}))
+    f"paper/{dataset}-{buffer}": Setting(dataset, buffer)
     for dataset, buffers in BUFFERS.items()
     for buffer in buffers
 } | {
-    f"paper/ocm-cifar100-{buffer}": Setting("cifar100", buffer, {}, OCM_SETTING)
-    for buffer in BUFFERS["cifar100"]
+    f"paper/ocm-cifar100-{buffer}": Setting("cifar100", buffer, OCM_SETTING) for buffer in BUFFERS["cifar100"]
 }
 
 

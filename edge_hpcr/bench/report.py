@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _papers_settings(dataset: str, method: str) -> dict[str, Any]:
-    known = {field.name for field in fields(methods.method_class(method).Config)}
-    options = {key: value for key, value in presets.METHOD_OPTIONS.get(dataset, {}).items() if key in known}
+    options = methods.method_class(method).papers_options(dataset)
     config = make_config(dataset, method, method_options=options)
     resolved = methods.create(method, options).config_dict()
     settings = _flat_settings(asdict(config) | {"method_options": resolved})
@@ -186,7 +185,7 @@ class Group:
         )
         variant = any(key not in _CONDITIONS for key in self.deviations)
         place = (list(DATASETS).index(self.dataset), self.conditions, variant, *size)
-        return (*place, methods.NAMES.index(self.method), self.title)
+        return (*place, methods.names().index(self.method), self.title)
 
     def paper(self, metric: str) -> Estimate:
         """The paper's value, if the setting is the paper's in everything that decides it."""

@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
     )
     what.add_argument("--dataset", metavar="NAME", help=", ".join(data.DATASETS))
     what.add_argument(
-        "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.NAMES)} (default: hpcr)"
+        "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.names())} (default: hpcr)"
     )
     what.add_argument("--tasks", type=_positive, metavar="N", help="number of tasks (default: the paper's)")
     what.add_argument(
@@ -100,9 +100,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _settings_help() -> str:
-    options = sorted(
-        {field.name for name in methods.NAMES for field in fields(methods.method_class(name).Config)}
-    )
+    options = sorted({option for name in methods.names() for option in methods.method_class(name).options()})
     return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
@@ -185,9 +183,8 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
         raise UserError(f"--dataset {dataset} contradicts --preset {arguments.preset}: leave one of them out")
     data.registry.info(dataset)
     kind = methods.method_class(arguments.method)
-    method_fields = {field.name for field in fields(kind.Config)}
-    defaults = setting.method_options if setting else presets.METHOD_OPTIONS.get(dataset, {})
-    method_options = {key: value for key, value in defaults.items() if key in method_fields}
+    method_fields = kind.options()
+    method_options = kind.papers_options(dataset)
     learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
     memory_options: dict[str, Any] = {"codec": arguments.codec, "quality": arguments.quality}
     for key, value in map(parse_setting, arguments.settings):

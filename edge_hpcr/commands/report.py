@@ -179,7 +179,7 @@ def read_result(path: Path) -> dict[str, Any]:
             value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
         if not isinstance(value, kind):
             raise UserError(f"{path}: damaged, or of another version: {'.'.join(place)} is missing or wrong")
-    if result["dataset"] not in DATASETS or result["method"] not in methods.NAMES:
+    if result["dataset"] not in DATASETS or result["method"] not in methods.names():
         raise UserError(f"{path}: {result['method']} on {result['dataset']} is unknown to this version")
     _check_numbers(path, result)
     return result

@@ -53,7 +53,7 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
         temporary.mkdir(parents=True)
         for name, group in arrays.items():
             save_file(
-                {key: np.ascontiguousarray(value) for key, value in group.items()},
+                {key: np.asarray(value, order="C") for key, value in group.items()},
                 temporary / f"{name}.safetensors",
             )
         hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}

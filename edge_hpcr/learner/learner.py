@@ -1,16 +1,19 @@
-"""The learner: shows it images and labels, asks it for predictions; classes may arrive with any batch.
+"""The learner: learns from images and labels, and predicts; classes may arrive with any batch.
 
-It is told of no task. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, a whole number from 0 on that stays
+It is told of no task, and any thread may call it: what reads or changes it runs one at a time. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, a whole number from 0 on that stays
 with its class for life. Inside, classes are columns in the order of their arrival.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,11 +25,13 @@ from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner import checkpoint, methods, optimise
 from edge_hpcr.learner.augment import AugmentConfig, augment
 from edge_hpcr.learner.ema import WeightAverage
-from edge_hpcr.learner.memory import MemoryConfig, Replay, ReplayMemory
-from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
+from edge_hpcr.learner.methods import Batch, Records, StepView
+from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
 
 PREDICTION_BATCH = 256
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class LossNotFinite(UserError):
@@ -113,6 +118,17 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _exclusive(call: Call) -> Call:
+    """Run a learner's method while no other thread is in one: a prediction must not meet half a step."""
+
+    @wraps(call)
+    def alone(self: Learner, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            return call(self, *arguments, **options)
+
+    return cast(Call, alone)
+
+
 class Learner:
     """A classifier that learns from single labelled images, for life.
 
@@ -144,9 +160,11 @@ class Learner:
         )
         self.class_ids: list[int] = []
         self.step = 0
+        self._lock = threading.RLock()
 
     # Classes ------------------------------------------------------------------------------------------------------
 
+    @_exclusive
     def add_class(self, class_id: int) -> int:
         """Make room for a class; returns its column. What the learner knows of other classes does not change."""
         (class_id,) = self._check_integers([class_id], 1, "class ids")
@@ -164,6 +182,7 @@ class Learner:
         self.class_ids.append(int(class_id))
         return len(self.class_ids) - 1
 
+    @_exclusive
     def drop_class(self, class_id: int) -> int:
         """Forget a class and every sample of it in memory; returns how many those were."""
         column = self.column(class_id)
@@ -174,12 +193,14 @@ class Learner:
         del self.class_ids[column]
         return removed
 
+    @_exclusive
     def relabel(self, sample_id: int, class_id: int) -> bool:
         """Correct a sample in memory; False when the memory does not hold it."""
         if class_id not in self.class_ids:
             self.add_class(class_id)
         return self.method.uses_memory and self.memory.relabel(sample_id, self.column(class_id))
 
+    @_exclusive
     def forget(self, sample_id: int) -> bool:
         """Remove a sample from memory; the weights keep what they learned from it. False when it is not held."""
         return self.method.uses_memory and self.memory.remove(sample_id)
@@ -194,14 +215,15 @@ class Learner:
 
     # Learning -----------------------------------------------------------------------------------------------------
 
+    @_exclusive
     def observe(
         self, images: np.ndarray, labels: Any, ids: np.ndarray | None = None, remember: bool = True
     ) -> StepReport:
         """One step on a batch of labelled images, and on as many from memory; then the memory may keep some of them.
 
-        `remember=False` is for samples that the memory has been offered before (a corrected label).
+        If it fails, the learner is as before it, but for classes that came with the batch. `remember=False` is for
+        samples that the memory has been offered before (a corrected label).
         """
-        begun = time.perf_counter()
         self._check_images(images)
         labels = self._check_integers(labels, len(images), "class ids")
         if ids is not None:
@@ -210,56 +232,72 @@ class Learner:
             if class_id not in self.class_ids:
                 self.add_class(class_id)
         columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
-        before = self._state_before_step()
-        replay = self._choose_replay(images, columns)
-        return self._step(begun, before, images, columns, replay, ids, remember)
+        return self._step(lambda: (images, columns, self._choose_replay(images, columns)), ids, remember)
 
+    @_exclusive
     def rehearse(self) -> StepReport | None:
         """One more step on what the memory holds, for idle time; nothing is stored. None when it holds nothing.
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        begun = time.perf_counter()
-        before = self._state_before_step()
         held = len(self.memory)
         if not held:
             return None
-        slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
-        half = (len(slots) + 1) // 2
-        first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
-        return self._step(begun, before, first.images, first.labels, replay, None, remember=False)
+
+        def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
+            slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+            half = (len(slots) + 1) // 2
+            first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
+            return first.images, first.labels, replay
+
+        return self._step(drawn, None, remember=False)
 
     def _step(
         self,
-        begun: float,
-        before: tuple[Mapping[str, Any], list[Tensor]],
-        images: np.ndarray,
-        columns: np.ndarray,
-        replay: Replay,
+        choose: Callable[[], tuple[np.ndarray, np.ndarray, Replay]],
         ids: np.ndarray | None,
         remember: bool,
     ) -> StepReport:
-        inputs = self._inputs(images, replay)
-        batch, loss = self._forward_and_backward(inputs, columns, replay)
-        loss_value = float(loss)
-        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
-        gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
-        if not np.isfinite(loss_value + gradient):
-            self._restore(before)
-            raise LossNotFinite(
-                f"the loss is {loss_value} and its gradient's norm {gradient} at step {self.step}: the step was not taken; lower the learning rate "
-                f"({self.config.lr}), or continue from an older checkpoint"
-            )
-        self.method.adjust_gradients(self, batch)
+        begun = time.perf_counter()
+        with self._undone_on_error():
+            images, columns, replay = choose()
+            batch, loss = self._forward_and_backward(self._inputs(images, replay), columns, replay)
+            self._check_finite(loss)
+            self.method.adjust_gradients(self.view, batch)
+            offer = self._offer(images, columns, batch, ids) if remember else None
+        # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step()
         if self.average is not None:
             self.average.update(self.network, self.step)
-        if remember:
-            self._remember(images, columns, batch, ids)
-        self.method.after_step(self, batch)
+        if offer is not None:
+            self.memory.admit(offer)
         self.step += 1
+        self.method.after_step(self.view, batch)
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
-        return StepReport(self.step - 1, loss_value, correct, len(replay.ids), time.perf_counter() - begun)
+        return StepReport(self.step - 1, float(loss), correct, len(replay.ids), time.perf_counter() - begun)
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
+        random_state = self.rng.bit_generator.state
+        buffers = [buffer.clone() for buffer in self.network.buffers()]
+        try:
+            yield
+        except BaseException:
+            self.rng.bit_generator.state = random_state
+            for buffer, good in zip(self.network.buffers(), buffers, strict=True):
+                buffer.copy_(good)
+            self.network.zero_grad(set_to_none=True)
+            raise
+
+    def _check_finite(self, loss: Tensor) -> None:
+        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
+        gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
+        if not np.isfinite(float(loss) + gradient):
+            raise LossNotFinite(
+                f"the loss is {float(loss)} and its gradient's norm {gradient} at step {self.step}: the step was not "
+                f"taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
+            )
 
     def _check_images(self, images: np.ndarray) -> None:
         expected = (self.config.height, self.config.width, 3)
@@ -288,13 +326,17 @@ class Learner:
 
     def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
-            return self.method.choose_replay(self, images, columns, self.config.replay)
+            return self.method.choose_replay(self.view, images, columns, self.config.replay)
         return self.memory.sample(0)
+
+    @property
+    def view(self) -> StepView:
+        """What the method's hooks may see and touch."""
+        return StepView(self.network, HeldSamples(self.memory), self.rng, self.config.lr, self.device)
 
     def to_device(self, images: np.ndarray) -> Tensor:
         """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
-        # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
-        return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return self.view.to_device(images)
 
     def _inputs(self, images: np.ndarray, replay: Replay) -> list[Tensor]:
         """The images of the incoming and of the replayed group, each followed by its augmented views."""
@@ -333,7 +375,8 @@ class Learner:
         return batch, loss.detach()
 
     def _repeated(self, array: np.ndarray, views: int) -> Tensor:
-        return torch.from_numpy(np.concatenate([array] * views)).to(self.device)
+        # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
+        return torch.cat([torch.from_numpy(array)] * views).to(self.device)
 
     def _features(self, images: Tensor, groups: list[int]) -> Tensor:
         # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
@@ -341,39 +384,28 @@ class Learner:
         self.network.train(len(images) > 1)
         return self.network.features(images, None if joint else groups)
 
-    def _remember(
+    def _offer(
         self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
-    ) -> None:
-        """Offer the incoming samples to the memory, with what this step's own forward pass said of the plain images."""
+    ) -> Offer | None:
+        """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
-            return
-        chosen = self.method.choose_stored(self, batch)
-        if chosen is not None and len(chosen) == 0:
-            return
-        rows = slice(None) if chosen is None else chosen
-        count = len(images)
-        logits = batch.logits[:count].detach().cpu().numpy() if self.method.stores_logits else None
-        features = None
+            return None
+        rows = self.method.choose_stored(self.view, batch)
+        if rows is None:
+            rows = np.arange(len(images))
+        if not len(rows):
+            return None
+        logits = features = None
+        if self.method.stores_logits:
+            logits = batch.logits[: len(images)].detach().cpu().numpy()[rows]
         if self.method.stores_features:
             # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-            features = F.normalize(batch.features[:count].detach(), dim=1).cpu().numpy()[rows]
-        self.memory.update(
-            images[rows],
-            columns[rows],
-            None if logits is None else logits[rows],
-            features,
-            None if ids is None else ids[rows],
+            features = F.normalize(batch.features[: len(images)].detach(), dim=1).cpu().numpy()[rows]
+        return self.memory.offer(
+            images[rows], columns[rows], logits, features, None if ids is None else ids[rows]
         )
 
-    def _state_before_step(self) -> tuple[Mapping[str, Any], list[Tensor]]:
-        return self.rng.bit_generator.state, [buffer.clone() for buffer in self.network.buffers()]
-
-    def _restore(self, before: tuple[Mapping[str, Any], list[Tensor]]) -> None:
-        self.rng.bit_generator.state, buffers = before
-        for buffer, good in zip(self.network.buffers(), buffers, strict=True):
-            buffer.copy_(good)
-        self.network.zero_grad(set_to_none=True)
-
+    @_exclusive
     def average_weights(self, decay: float | None) -> None:
         """Keep an average of the weights from now on, or none."""
         if decay is None:
@@ -384,6 +416,7 @@ class Learner:
 
     # Predicting ---------------------------------------------------------------------------------------------------
 
+    @_exclusive
     @torch.no_grad()
     def predict(self, images: np.ndarray, averaged: bool = False) -> Prediction:
         """Probabilities over the classes seen so far, and how near the nearest proxy is; `averaged` uses the EMA."""
@@ -398,36 +431,45 @@ class Learner:
                 raise UserError("this learner keeps no averaged weights: set ema_decay when it is made")
             network = self.average.network
         network.eval()
+        classify = self.method.classifier(self.view, network)
         scores, similarity = [], []
         for start in range(0, len(images), PREDICTION_BATCH):
             features = network.features(self.to_device(images[start : start + PREDICTION_BATCH]))
-            scores.append(self.method.class_logits(self, network, features).softmax(1).cpu().numpy())
+            scores.append(classify(features).softmax(1).cpu().numpy())
             similarity.append(network.similarities(features).amax(1).cpu().numpy())
         ids = np.array(self.class_ids, dtype=np.int64)
         return Prediction(np.concatenate(scores), np.concatenate(similarity), ids)
 
     # Checkpoints --------------------------------------------------------------------------------------------------
 
+    @_exclusive
     def save(self, folder: Path, notes: dict[str, Any] | None = None) -> None:
         """The whole learner as a folder; `notes` come back from `load` (a benchmark keeps its progress there)."""
-        memory_arrays, memory_facts = self.memory.state()
-        arrays = {
-            "network": _to_numpy(self.network.state_dict()),
-            "optimiser": _to_numpy(self.optimiser.state()),
-            "method": _to_numpy(self.method.state()),
-            "memory": memory_arrays,
+        tensors = {
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state(),
+            "method": self.method.state(),
         }
         if self.average is not None:
-            arrays["average"] = _to_numpy(self.average.network.state_dict())
+            tensors["average"] = self.average.network.state_dict()
+        memory_arrays, memory_facts = self.memory.state()
+        arrays = {
+            group: {name: tensor.detach().cpu().numpy() for name, tensor in members.items()}
+            for group, members in tensors.items()
+        }
         facts = {
             "config": asdict(self.config),
             "class_ids": self.class_ids,
             "step": self.step,
             "rng": self.rng.bit_generator.state,
             "memory": memory_facts,
+            "strides": {
+                group: {name: _dense_strides(tensor) for name, tensor in members.items()}
+                for group, members in tensors.items()
+            },
             "notes": notes or {},
         }
-        checkpoint.write(Path(folder), arrays, facts)
+        checkpoint.write(Path(folder), arrays | {"memory": memory_arrays}, facts)
 
     @classmethod
     def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:
@@ -436,7 +478,7 @@ class Learner:
         try:
             return cls._restored(arrays, facts, device), facts["notes"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            # Every file is as it was written, so somebody else wrote it.
+            # Every file is as it was written, so another version wrote it.
             raise UserError(f"checkpoint {folder} is of another version of the learner ({error})") from error
 
     @classmethod
@@ -448,17 +490,30 @@ class Learner:
         learner.step = facts["step"]
         learner.rng.bit_generator.state = facts["rng"]
         learner.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], learner.rng)
-        names = ["network"] if learner.average is None else ["network", "average"]
-        for name, network in zip(names, learner._networks(), strict=True):
-            network.take_over(learner._to_tensors(arrays[name]))
+
+        def tensors(group: str) -> dict[str, Tensor]:
+            strides = facts.get("strides", {}).get(group, {})  # the first checkpoints have none
+            return {name: _tensor(a, strides.get(name), learner.device) for name, a in arrays[group].items()}
+
+        learner.network.take_over(tensors("network"))
+        if learner.average is not None:
+            learner.average.network.take_over(tensors("average"))
         learner.optimiser.follow_proxies(kept=[])
-        learner.optimiser.load_state(learner._to_tensors(arrays["optimiser"]))
-        learner.method.load_state(learner._to_tensors(arrays["method"]))
+        learner.optimiser.load_state(tensors("optimiser"))
+        learner.method.load_state(tensors("method"))
         return learner
 
-    def _to_tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's strides; those of a copy without gaps and shared elements if it has any."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
-def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+def _tensor(array: np.ndarray, strides: Sequence[int] | None, device: torch.device) -> Tensor:
+    """The array in fresh memory of PyTorch's, in the layout that it had.
+
+    Which kernel computes a tensor, and so the last bits of the result, depends on its layout and alignment.
+    """
+    source = torch.from_numpy(array)
+    fresh = torch.empty_strided(source.shape, strides or source.stride(), dtype=source.dtype, device=device)
+    return fresh.copy_(source)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SCHEDULES = ("reciprocal", "cosine")
+SCHEDULES = ("reciprocal", "cosine", "constant")
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
@@ -95,8 +95,10 @@ def temperature_multiplier(
     """What eq. pcr++ multiplies the loss by: `tau/tau(s)` ("reciprocal", the paper's).
 
     "cosine" is what the authors' program does: the multiplier itself, not its reciprocal, follows the cosine between
-    the same two ends.
+    the same two ends. "constant" leaves the loss as it is.
     """
+    if schedule == "constant":
+        return 1.0
     if schedule == "reciprocal":
         return tau / temperature(step, cycle, highest, lowest)
     if schedule == "cosine":

@@ -63,6 +63,18 @@ class Replay:
     known: np.ndarray
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A batch that was checked and encoded, with the keys it drew; valid until the memory changes."""
+
+    keys: np.ndarray
+    ids: np.ndarray
+    labels: np.ndarray
+    logits: np.ndarray
+    features: np.ndarray
+    images: dict[int, Any]  # as they would be stored, by row, of those rows that may be kept
+
+
 class ReplayMemory:
     """A uniform random sample of the stream within a budget, whatever the samples' sizes.
 
@@ -177,15 +189,22 @@ class ReplayMemory:
         if self.stores_logits:
             self._logits.widen()
 
-    def update(
+    def update(self, *batch: Any, **options: Any) -> None:
+        """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
+        self.admit(self.offer(*batch, **options))
+
+    def offer(
         self,
         images: np.ndarray,
         labels: np.ndarray,
         logits: np.ndarray | None = None,
         features: np.ndarray | None = None,
         ids: np.ndarray | None = None,
-    ) -> None:
-        """Offer a batch to the reservoir; logits and features the memory does not store are ignored."""
+    ) -> Offer:
+        """Check and encode a batch, and draw its keys: all that can fail. Nothing but the generator changes.
+
+        Logits and features that the memory does not store are ignored.
+        """
         self._check_images(images)
         count = len(images)
         labels = _integers(labels, count, "labels")
@@ -196,18 +215,20 @@ class ReplayMemory:
         ids = _integers(ids, count, "ids")
         logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits")
         features = self._check_numbers(features, (count, self.feature_size), "features")
-
         keys = self._rng.random(count)
-        # The threshold only falls while the batch is taken in, so no other sample can be admitted, and
-        # an image too large for the budget is refused before anything has changed.
+        # The threshold only falls while the batch is taken in, so no other sample can be admitted.
         candidates = np.flatnonzero(keys < self.threshold).tolist()
         stored = {row: self._to_stored(images[row]) for row in candidates}
-        self.seen += count
-        self._next_id = max(self._next_id, int(ids.max()) + 1)
-        for row in candidates:
-            if keys[row] < self.threshold:
-                head = (ids[row], labels[row], self._num_classes)
-                self._append(head, stored[row], logits[row], features[row])
+        return Offer(keys, ids, labels, logits, features, stored)
+
+    def admit(self, offer: Offer) -> None:
+        """Take an offer into the reservoir."""
+        self.seen += len(offer.keys)
+        self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
+        for row, image in offer.images.items():
+            if offer.keys[row] < self.threshold:
+                head = (offer.ids[row], offer.labels[row], self._num_classes)
+                self._append(head, image, offer.logits[row], offer.features[row])
                 while _exceeds(self.config, self._count, self._total_bytes()):
                     self._evict()
 

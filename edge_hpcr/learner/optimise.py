@@ -63,8 +63,8 @@ class Optimiser:
         parameters = dict(zip(self._names, self._optimiser.param_groups[0]["params"], strict=True))
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
-            # Adam counts its steps on the host.
-            self._optimiser.state[parameters[name]][key] = value.cpu() if key == "step" else value
+            # Adam counts its steps in a scalar on the host, which the first checkpoints kept in one dimension.
+            self._optimiser.state[parameters[name]][key] = value.cpu().reshape(()) if key == "step" else value
 
 
 def _moved(value: Tensor | None, old: Tensor, new: Tensor, kept: list[int]) -> Tensor | None:

@@ -62,6 +62,7 @@ class Predictor:
         state = {name: tensor.detach() for name, tensor in source.state_dict().items()}
         with self._lock, torch.no_grad():
             self._network.take_over(state)
+            self._classify = self._learner.method.classifier(self._learner.view, self._network)
             self._class_ids = tuple(self._learner.class_ids)
 
     def predict(self, images: np.ndarray) -> Prediction:
@@ -69,7 +70,7 @@ class Predictor:
         learner = self._learner
         with self._lock, torch.inference_mode(), _few_threads(images):
             features = self._network.features(learner.to_device(images))
-            scores = learner.method.class_logits(learner, self._network, features).softmax(1).cpu().numpy()
+            scores = self._classify(features).softmax(1).cpu().numpy()
             similarity = self._network.similarities(features).amax(1).cpu().numpy()
             return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
 

@@ -93,9 +93,9 @@ class Settings:
         if (
             self.method != type(self).method
         ):  # PyTorch takes seconds to import, and the default needs no check
-            from edge_hpcr.learner.methods import NAMES
+            from edge_hpcr.learner import methods
 
-            one_of("method", self.method, NAMES)
+            methods.method_class(self.method)
 
     def replace(self, **changes: Any) -> "Settings":
         """These settings with some changed; a bad name or value is refused and nothing changes."""

@@ -180,7 +180,7 @@ def _put_together(
 
 
 def _check_method(name: str) -> None:
-    if methods.method_class(name).class_logits is not Method.class_logits:
+    if methods.method_class(name).classifier is not Method.classifier:
         raise UserError(f"method {name} does not classify by its proxies alone: it cannot be exported")
 
 

@@ -1,4 +1,4 @@
-"""What a method is: a loss over one batch, and a few places where it may differ from plain replay.
+"""What a method is: a loss over one batch, and a few hooks where it may differ from plain replay.
 
 The learner runs every method through this contract and knows none of them. The defaults are plain experience replay:
 replay at random, offer everything to the reservoir, follow the gradient, classify by the proxies.
@@ -7,17 +7,16 @@ replay at random, offer everything to the reservoir, follow the gradient, classi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from edge_hpcr.learner.memory import Replay
+from edge_hpcr.learner.memory import Replay, ReplayMemory
 from edge_hpcr.learner.network import Network
-
-if TYPE_CHECKING:
-    from edge_hpcr.learner.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,55 @@ class Batch:
         return slice(self.incoming_rows, None)
 
 
+class HeldSamples:
+    """The memory as a method may use it: draw, look and edit, but neither add nor remove."""
+
+    def __init__(self, memory: ReplayMemory) -> None:
+        self._count = memory.__len__
+        self.sample = memory.sample
+        self.at = memory.at
+        self.labels = memory.labels
+        self.replace_image = memory.replace_image
+
+    def __len__(self) -> int:
+        return self._count()
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What a hook may see and touch; valid until the hook returns.
+
+    A hook that runs `network` in training mode moves its batch-norm statistics: try things out on a copy.
+    """
+
+    network: Network
+    held: HeldSamples
+    rng: np.random.Generator  # the learner's own: a restored learner draws the same numbers
+    lr: float
+    device: torch.device
+
+    def to_device(self, images: np.ndarray) -> Tensor:
+        """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
+        # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
+        return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """Of a method without hyper-parameters."""
 
 
 class Method(ABC):
-    """One way of learning. A subclass gives `loss`; the other places serve the methods of the paper's table."""
+    """One way of learning. A subclass gives `name` and `loss`; the hooks serve the methods of the paper's table.
 
+    A class without a `name` of its own is a helper, not a method.
+    """
+
+    name: ClassVar[str]  # in commands, tables, checkpoints and the paper's results
+    order: ClassVar[int] = 1000  # its place in the tables
     Config: ClassVar[type] = NoConfig
+    fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
+    paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
     uses_memory: ClassVar[bool] = True
     stores_logits: ClassVar[bool] = False
     stores_features: ClassVar[bool] = False
@@ -72,32 +111,50 @@ class Method(ABC):
     samples_per_step: ClassVar[int] = 10
 
     def __init__(self, config: Any = None) -> None:
-        self.config = config if config is not None else self.Config()
+        self.config = config if config is not None else self.Config(**self.fixed)
+
+    @classmethod
+    def options(cls) -> set[str]:
+        """The names of the hyper-parameters that a user may set."""
+        return {field.name for field in fields(cls.Config)} - cls.fixed.keys()
+
+    @classmethod
+    def papers_options(cls, dataset: str) -> dict[str, Any]:
+        """The options with which the paper ran this method on a dataset, where they are not the defaults."""
+        chosen = cls.paper_options.get(dataset, {})
+        return {key: value for key, value in chosen.items() if key in cls.options()}
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""
 
-    def choose_replay(self, learner: Learner, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
-        return learner.memory.sample(size)
+        return view.held.sample(size)
 
-    def choose_stored(self, learner: Learner, batch: Batch) -> np.ndarray | None:
-        """Which incoming samples to offer to the memory, as indices (GSS chooses); None offers all of them."""
-        return None
-
-    def adjust_gradients(self, learner: Learner, batch: Batch) -> None:
-        """After backward, before the optimiser's step and the memory's update.
+    def adjust_gradients(self, view: StepView, batch: Batch) -> None:
+        """After backward, before the weights and the memory change.
 
         A-GEM projects here; GMED edits the samples that were replayed, whose slots are still valid.
         """
 
-    def after_step(self, learner: Learner, batch: Batch) -> None:
-        """After the update (OCM refreshes its second model, ER-WA and OBC correct weights)."""
+    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray | None:
+        """Which incoming samples to offer to the memory, as indices (GSS chooses); None offers all of them.
 
-    def class_logits(self, learner: Learner, network: Network, features: Tensor) -> Tensor:
-        """Scores for prediction, before the softmax (SCR answers with its nearest class means)."""
-        return network.logits(features)
+        Runs before the weights change: if it fails, the step is not taken.
+        """
+        return None
+
+    def after_step(self, view: StepView, batch: Batch) -> None:
+        """After the weights and the memory changed (OCM refreshes its second model, ER-WA and OBC correct weights)."""
+
+    def classifier(self, view: StepView, network: Network) -> Callable[[Tensor], Tensor]:
+        """A function from features to class scores (before the softmax) for predictions with this network.
+
+        Called between two steps; the function may be used during later ones, so it holds all that it needs (SCR
+        computes its class means here).
+        """
+        return network.logits
 
     def state(self) -> dict[str, Tensor]:
         """Tensors of its own that a checkpoint must keep (a second model's weights)."""
@@ -107,4 +164,5 @@ class Method(ABC):
         """The counterpart of `state`."""
 
     def config_dict(self) -> dict[str, Any]:
-        return asdict(self.config)
+        """The values of all `options`."""
+        return {key: value for key, value in asdict(self.config).items() if key not in self.fixed}

@@ -7,9 +7,9 @@ from edge_hpcr.learner.methods.contract import Batch, Method
 
 
 class Couple1(Method):
+    name = "couple_1"
+    order = 60
+
     def loss(self, batch: Batch) -> Tensor:
         contrastive = losses.supervised_contrastive(batch.features, batch.labels, batch.tau)
         return losses.replay_cross_entropy(batch.logits, batch.labels) + contrastive
-
-
-METHOD = Couple1

@@ -7,8 +7,8 @@ from edge_hpcr.learner.methods.contract import Batch, Method
 
 
 class ER(Method):
+    name = "er"
+    order = 80
+
     def loss(self, batch: Batch) -> Tensor:
         return losses.replay_cross_entropy(batch.logits, batch.labels)
-
-
-METHOD = ER

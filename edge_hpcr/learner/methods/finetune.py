@@ -4,7 +4,6 @@ from edge_hpcr.learner.methods.er import ER
 
 
 class FineTune(ER):
+    name = "finetune"
+    order = 90
     uses_memory = False
-
-
-METHOD = FineTune

@@ -1,42 +1,120 @@
-"""HPCR (eq. hpcr, Algorithm 1): PCR with the contrastive, the temperature and both distillation components."""
+"""HPCR (eq. hpcr, Algorithm 1): PCR with a contrastive (HC), a temperature (HT) and two distillation components (HD).
+
+The ablation rows of the paper's table are the same loss with parts switched off.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner import losses
-from edge_hpcr.learner.methods import pcr_ct, pcr_ct_pcd
 from edge_hpcr.learner.methods.contract import Batch, Method
+
+PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
+
+# What the ablation rows switch off, each on top of the one before it.
+NO_SCD: dict[str, Any] = {"beta": 0.0}
+NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distil": "older"}
+NO_TEMPERATURE = NO_DISTILLATION | {"tau_high": 1.0, "tau_low": 1.0, "cycle": 1, "schedule": "constant"}
 
 
 @dataclass(frozen=True)
-class Config(pcr_ct_pcd.Config):
-    beta: float = 0.5
+class Config:
+    smallest_batch: int = 60  # N_min: from how many samples on sample pairs join
+    tau_high: float = 0.16
+    tau_low: float = 0.05
+    cycle: int = 500  # S
+    schedule: str = "reciprocal"  # or "cosine", or "constant": no temperature component
+    alpha: float = 0.1  # of PCD
+    distil: str = "older"  # or "always"
+    beta: float = 0.5  # of SCD
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise UserError(f"beta {self.beta}: a weight of a loss is not negative")
-
-
-def sample_distillation(batch: Batch, rule: str) -> Tensor:
-    """eq. scd over the replayed rows."""
-    eligible = pcr_ct_pcd.distillable(batch, rule)
-    return losses.scd(batch.features[batch.replayed], batch.records.features, eligible, batch.tau)
+        one_of("schedule", self.schedule, losses.SCHEDULES)
+        one_of("distil", self.distil, ("older", "always"))
+        if not 0 < self.tau_low <= self.tau_high:
+            raise UserError(f"tau_low {self.tau_low}, tau_high {self.tau_high}: give 0 < tau_low <= tau_high")
+        if self.cycle < 1:
+            raise UserError(f"cycle {self.cycle}: a temperature cycle takes at least one step")
+        for name in ("alpha", "beta"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)}: a weight of a loss is not negative")
 
 
 class HPCR(Method):
+    name = "hpcr"
+    order = 10
     Config = Config
+    paper_options = PAPER_OPTIONS
     stores_logits = True
     stores_features = True
 
     def loss(self, batch: Batch) -> Tensor:
-        return (
-            pcr_ct.contrastive_with_temperature(batch, self.config)
-            + self.config.alpha * pcr_ct_pcd.proxy_distillation(batch, self.config.distil)
-            + self.config.beta * sample_distillation(batch, self.config.distil)
+        loss = self.contrast(batch) * self.multiplier(batch)
+        if self.config.alpha:
+            loss = loss + self.config.alpha * self.proxy_distillation(batch)
+        if self.config.beta:
+            loss = loss + self.config.beta * self.sample_distillation(batch)
+        return loss
+
+    def contrast(self, batch: Batch) -> Tensor:
+        """eq. pcrloss, and eq. pcr+ with sample pairs in large batches."""
+        if losses.uses_sample_pairs(batch.distinct_samples, self.config.smallest_batch):
+            return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau)
+        return losses.pcr(batch.logits, batch.labels)
+
+    def multiplier(self, batch: Batch) -> float:
+        """eq. pcr++: the gradient grows and shrinks with a temperature that goes up and down."""
+        config = self.config
+        return losses.temperature_multiplier(
+            batch.step, batch.tau, config.cycle, config.tau_high, config.tau_low, config.schedule
         )
 
+    def distillable(self, batch: Batch) -> Tensor:
+        """Which replayed rows are distilled, without being told of any task.
 
-METHOD = HPCR
+        "older": a record older than the newest class. While no class arrived since, the record is of the present
+        situation and there is nothing to preserve; the authors' program says so by waiting for its second task.
+        """
+        older = batch.records.known < batch.num_classes
+        return torch.ones_like(older) if self.config.distil == "always" else older
+
+    def proxy_distillation(self, batch: Batch) -> Tensor:
+        """eq. pcd over the replayed rows."""
+        records, counts = batch.records, losses.class_counts(batch.labels, batch.num_classes)
+        logits = batch.logits[batch.replayed]
+        return losses.pcd(logits, records.logits, records.known, self.distillable(batch), counts)
+
+    def sample_distillation(self, batch: Batch) -> Tensor:
+        """eq. scd over the replayed rows."""
+        features = batch.features[batch.replayed]
+        return losses.scd(features, batch.records.features, self.distillable(batch), batch.tau)
+
+
+class WithoutSCD(HPCR):
+    name = "pcr_ct_pcd"
+    order = 20
+    fixed = NO_SCD
+    stores_features = False
+
+
+class WithoutDistillation(WithoutSCD):
+    name = "pcr_ct"
+    order = 30
+    fixed = NO_DISTILLATION
+    stores_logits = False
+
+
+class Contrastive(WithoutDistillation):
+    name = "pcr_c"
+    order = 40
+    fixed = NO_TEMPERATURE | {"smallest_batch": 0}  # sample pairs in every batch, however small
+
+
+class PCR(WithoutDistillation):
+    name = "pcr"
+    order = 50
+    fixed = NO_TEMPERATURE | {"smallest_batch": 2**31}  # none: only proxies of the batch's classes compete

@@ -4,7 +4,6 @@ from edge_hpcr.learner.methods.finetune import FineTune
 
 
 class IID(FineTune):
+    name = "iid"
+    order = 100
     shuffled_passes = 1
-
-
-METHOD = IID

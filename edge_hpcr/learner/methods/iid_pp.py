@@ -7,8 +7,7 @@ from edge_hpcr.learner.methods.finetune import FineTune
 
 
 class IIDPlusPlus(FineTune):
+    name = "iid_pp"
+    order = 110
     shuffled_passes = 2
     samples_per_step = 20
-
-
-METHOD = IIDPlusPlus
