@@ -1,4 +1,4 @@
-"""The thread between the source and the page: it shows the newest frame to the learner, and keeps the last few.
+"""What the pages need of the source: the newest frames by number, one held still, each as a picture with an answer.
 
 A person labels what they saw, not what the camera shows by the time their key press arrives: every frame has a
 number, the page sends it back, and the frame is still here.
@@ -20,20 +20,20 @@ import numpy as np
 from app.browser_camera import SPEC as BROWSER
 from app.browser_camera import BrowserCamera
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.intake import Intake
+from edge_hpcr.live import feeder
+from edge_hpcr.live.feeder import Seen
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.stream import EndOfStream, Frame, Stream, open_stream
+from edge_hpcr.stream import Frame, Stream, open_stream
+from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
 
 LOG = logging.getLogger(__name__)
 
 FRAMES_KEPT = 100  # ten seconds: longer than a burst may be
-RECENTLY_HELD_KEPT = 8  # of those that were held still
-FRAME_SECONDS = (
-    0.1  # between two frames of a source: more than ten a second help nobody, and cost the learner time
-)
+RECENTLY_HELD_KEPT = 8
+FRAME_SECONDS = 0.1  # between two frames: more than ten a second help nobody, and cost the learner time
 READ_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 0.4  # of a picture that stands still, since the learner changes
 STILLS_PER_SECOND = 1.0  # of a folder, or the digits
@@ -45,27 +45,24 @@ class Shown:
 
     number: int
     image: np.ndarray  # as it would be stored
-    digest: str | None
     origin: str
-    answer: Answer
+    digest: str | None
+    hash64: int
     verdict: str  # what the gate said
+    answer: Answer
     sample_id: int | None  # once it is in the workspace
     picture: bytes  # PNG or JPEG
     media_type: str
 
 
-class Feeder:
-    """Feeds one source after another; any thread may ask for frames, hold one, or choose another source."""
+class Feeder(feeder.Feeder):
+    """Feeds sources in a thread of its own; any thread may ask for frames, hold one, or choose another source."""
 
     def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
-        self.workspace, self.live = workspace, live
+        super().__init__(workspace, live)
         self.problem: str | None = None  # with the source, for the page
-        self.ended = False  # a finite source has shown everything
-        self._spec = ""
+        self.spec = ""
         self._brings_labels = False
-        self._stream: Stream | None = None
-        self._intake: Intake | None = None
-        self._change = threading.Lock()
         self._shown: OrderedDict[int, Shown] = OrderedDict()
         self._newest: Shown | None = None
         self._held: Shown | None = None
@@ -74,7 +71,6 @@ class Feeder:
         # Not from 1: a page that outlives a restart must not mean another picture by an old number.
         self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._asked_at = 0.0
-        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
 
     # For other threads ------------------------------------------------------------------------------------------------
@@ -83,32 +79,24 @@ class Feeder:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self.stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._leave()
-
-    @property
-    def spec(self) -> str:
-        return self._spec
-
-    @property
-    def stream(self) -> Stream | None:
-        return self._stream
+        self.leave()
+        if unstored := self.finish():
+            LOG.error("%d labels could not be stored: make room, and show their source again", unstored)
 
     @property
     def browser_camera(self) -> BrowserCamera | None:
-        return self._stream if isinstance(self._stream, BrowserCamera) else None
+        return self.stream if isinstance(self.stream, BrowserCamera) else None
 
-    def use(self, spec: str, labels: str = "none") -> None:
+    def choose(self, spec: str, labels: str = "none") -> None:
         """Go over to another source; a bad one is refused, and the present one goes on."""
         stream = self._open(spec, labels)
-        with self._change:
-            self._leave()
-            self._spec, self._stream, self._brings_labels = spec, stream, labels != "none"
-            self.problem, self.ended, self._held = None, False, None
-            self._intake = Intake(self.workspace, self.live, source_waits=not stream.live)
-            self.live.stream = stream
+        with self._lock:
+            self.use(stream, labels != "none")
+            self.spec, self._brings_labels = spec, labels != "none"
+            self.problem = self._held = None
 
     def _open(self, spec: str, labels: str) -> Stream:
         if spec == BROWSER:
@@ -147,93 +135,65 @@ class Feeder:
     # The feeding thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             begun = time.monotonic()
             try:
-                self._turn()
-            except UserError as error:
-                # A full disk, say: the picture goes on, and so do we once there is room.
-                self.live.report(str(error))
-                self._stopping.wait(READ_SECONDS)
+                self._show_next()
             except Exception:
                 LOG.exception("a frame could not be shown")
                 self.problem = "a frame could not be shown; the log says why"
-                self._stopping.wait(1.0)
+                self.stopping.wait(1.0)
             if not self._brings_labels:
-                self._stopping.wait(max(0.0, FRAME_SECONDS - (time.monotonic() - begun)))
+                self.stopping.wait(max(0.0, FRAME_SECONDS - (time.monotonic() - begun)))
 
-    def _turn(self) -> None:
-        with self._change:
-            stream, intake = self._stream, self._intake
-        if stream is None or intake is None or self.ended or (self.held and not stream.live):
-            self._ask_again()
-            self._stopping.wait(READ_SECONDS)
+    def _show_next(self) -> None:
+        if self.held:
+            self.stopping.wait(READ_SECONDS)  # a camera's newest frame will be there all the same
+        elif self.turn(READ_SECONDS) is not None:
             return
-        if intake.must_wait and not stream.live:
-            intake.flush()
-            self.live.wait_until_caught_up(READ_SECONDS)
-            return
-        try:
-            frame = stream.read(READ_SECONDS)
-        except EndOfStream:
-            with self._change:
-                if stream is self._stream:
-                    intake.close()
-                    self.ended = True
-            return
-        intake.count_dropped(stream.state().dropped)
-        if frame is None:
-            intake.flush()  # labels that no further frame would carry along
-        if frame is None or (self.held and stream.live):
-            self._ask_again()
-            return
-        with self._change:  # nobody else may close this intake meanwhile
-            if stream is self._stream:
-                self._show(frame, intake)
+        if (newest := self.newest()) is not None and self._is_outdated:
+            newest.answer = self._ask(newest.image)
 
-    def _show(self, frame: Frame, intake: Intake) -> None:
-        try:
-            seen = intake.take(frame)
-            answer, verdict, sample_id = seen.answer, seen.verdict, seen.sample_id
-        except UserError as error:
-            self.live.report(str(error))
-            (answer,) = self.live.answer([frame.image])
-            verdict, sample_id = "disk", None
-        image = shrink(frame.image)
-        picture, media_type = encoded(image)
+    def _take_next(self, stream: Stream, frame: Frame | None) -> Seen | None:
+        seen = super()._take_next(stream, frame)
+        if seen is not None:
+            self._show(seen)
+        return seen
+
+    def _show(self, seen: Seen) -> None:
+        image = shrink(seen.frame.image)
         shown = Shown(
             next(self._numbers),
             image,
-            frame.digest,
-            frame.origin,
-            answer,
-            verdict,
-            sample_id,
-            picture,
-            media_type,
+            seen.frame.origin,
+            seen.frame.digest,
+            seen.hash64,
+            seen.verdict,
+            seen.answer or self._answer_of_last(seen.hash64) or self._ask(image),
+            seen.sample_id,
+            *encoded(image),
         )
-        self._asked_at = time.monotonic()
         self.problem = None
         self._shown[shown.number] = self._newest = shown
         while len(self._shown) > FRAMES_KEPT:
             self._shown.popitem(last=False)
 
-    def _ask_again(self) -> None:
-        newest = self.newest()
-        if newest is not None and time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS:
-            self._asked_at = time.monotonic()
-            (newest.answer,) = self.live.answer([newest.image])
+    def _answer_of_last(self, hash64: int) -> Answer | None:
+        """The last frame's answer, if it is recent and this frame looks the same: that needs no forward pass."""
+        last = self._newest
+        if last is None or self._is_outdated:
+            return None
+        alike = hamming(hash64, last.hash64) <= self.workspace.settings.gate_distance
+        return last.answer if alike else None
 
-    def _leave(self) -> None:
-        stream, intake = self._stream, self._intake
-        self._stream = self._intake = self.live.stream = None
-        if stream is not None:
-            stream.close()
-        if intake is not None:
-            try:
-                intake.close()
-            except UserError as error:
-                self.live.report(str(error))
+    @property
+    def _is_outdated(self) -> bool:
+        return time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS
+
+    def _ask(self, image: np.ndarray) -> Answer:
+        self._asked_at = time.monotonic()
+        (answer,) = self.live.answer([image])
+        return answer
 
 
 def _is_folder(spec: str) -> bool:

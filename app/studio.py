@@ -23,7 +23,6 @@ from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.live_learner import Learned, LiveLearner
 from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
-from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
@@ -85,7 +84,7 @@ class Studio:
         self.feeder.start()
         settings = self.workspace.settings
         try:
-            self.feeder.use(settings.source, settings.source_labels)
+            self.feeder.choose(settings.source, settings.source_labels)
         except UserError as error:
             # Yesterday's folder may be gone; the page still opens, and another source can be chosen.
             self.feeder.problem = str(error)
@@ -118,15 +117,17 @@ class Studio:
                 frame for frame in frames if frame.sample_id is not None and self._is_here(frame.sample_id)
             ]
             fresh = [frame for frame in frames if frame not in known]
-            ids = self.workspace.take_many(
-                [
-                    Taken(f.image, f.origin, f.digest, perceptual_hash(f.image), f.answer.priority)
-                    for f in fresh
-                ]
-            )
+            taken = [
+                # The sample that is gone keeps the file's digest, and this one is another sample.
+                Taken(
+                    f.image, f.origin, f.digest if f.sample_id is None else None, f.hash64, f.answer.priority
+                )
+                for f in fresh
+            ]
+            with self.workspace.taking(taken) as ids:
+                event = self.journal.label([*(f.sample_id or 0 for f in known), *ids], class_id)
             for frame, sample_id in zip(fresh, ids, strict=True):
                 frame.sample_id = sample_id
-            event = self.journal.label([f.sample_id for f in frames if f.sample_id is not None], class_id)
         self.live.notify()
         if self.feeder.held:
             self.feeder.hold(False)
@@ -160,8 +161,7 @@ class Studio:
         with self._labelling:
             if numbers:
                 self._still_here(numbers)  # one that is gone must not leave a class behind
-            existing = self.journal.class_id(name)
-            class_id = self.journal.create_class(name) if existing is None else existing
+            class_id = self.journal.class_named(name)
             if numbers:
                 return self.label_frames(numbers, class_id)
         return Done(f"{self.class_name(class_id)}: a class without samples yet", None, class_id)
@@ -198,10 +198,8 @@ class Studio:
 
     def label_samples_as(self, ids: list[int], name: str) -> Done:
         """As `label_samples`, by the class's name; it is made if there is none of that name yet."""
-        for sample_id in ids:
-            self.journal.sample(sample_id)  # one that is gone must not leave a class behind
-        existing = self.journal.class_id(name)
-        return self.label_samples(ids, self.journal.create_class(name) if existing is None else existing)
+        with self.journal.transaction():  # a sample that is gone must not leave a class behind
+            return self.label_samples(ids, self.journal.class_named(name))
 
     def dismiss(self, ids: list[int]) -> Done:
         event = self.journal.dismiss(ids)
@@ -258,7 +256,7 @@ class Studio:
 
     def use_source(self, spec: str, labels: str = "none") -> Done:
         spec = spec.strip()
-        self.feeder.use(spec, labels)
+        self.feeder.choose(spec, labels)
         self.workspace.change_settings(source=spec, source_labels=labels)
         stream = self.feeder.stream
         return Done(f"source: {stream.name if stream else spec}")

@@ -32,11 +32,11 @@ def pictures(folder, count):
 
 def test_a_folder_waits_while_its_picture_is_held(feeder, tmp_path):
     pictures(tmp_path / "photos" / "mug", 12)
-    feeder.use(str(tmp_path / "photos"), "folders")
+    feeder.choose(str(tmp_path / "photos"), "folders")
     for _ in range(4):
         wait_for(lambda: feeder.newest() is not None or feeder.ended, "a frame")
         feeder.hold(True)
-        feeder._stopping.wait(0.3)
+        feeder.stopping.wait(0.3)
         feeder.hold(False)
     wait_for(lambda: feeder.ended, "the folder's end")
     assert feeder.workspace.journal.counts().labels == 12
@@ -44,14 +44,14 @@ def test_a_folder_waits_while_its_picture_is_held(feeder, tmp_path):
 
 def test_a_few_labelled_files_of_a_watched_folder_are_labelled_soon(feeder, tmp_path):
     pictures(tmp_path / "inbox" / "cup", 3)
-    feeder.use(f"watch:{tmp_path / 'inbox'}", "folders")
+    feeder.choose(f"watch:{tmp_path / 'inbox'}", "folders")
     wait_for(
         lambda: feeder.workspace.journal.counts().labels == 3, "three labels, less than are written at once"
     )
 
 
 def test_a_held_picture_stays_however_many_frames_pass(feeder):
-    feeder.use("browser")
+    feeder.choose("browser")
     camera = feeder.browser_camera
 
     def show() -> int:
@@ -79,4 +79,4 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
 @pytest.mark.parametrize("spec", ["x" * 300, "a\0b"])
 def test_a_name_that_no_file_can_have_is_no_source(feeder, spec):
     with pytest.raises(UserError, match="there is no source"):
-        feeder.use(spec)
+        feeder.choose(spec)

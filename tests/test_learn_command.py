@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -130,6 +131,32 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, capsys, options, says
     assert cli.main(["learn", "--workspace", str(tmp_path / "w"), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert says in line
+
+
+def test_labels_that_could_not_be_stored_are_counted_and_the_same_command_again_stores_them(
+    tmp_path, photos, capsys, own_signals
+):
+    command = _learn(tmp_path / "w", photos, "--labels", "folders", "--no-rehearsal")
+
+    Workspace.open(tmp_path / "w").close()
+
+    def limit_files():
+        # Bytes: enough to open a journal, and less than a transaction with ten labels writes.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_hpcr", *command, "--seconds", "3"],
+        preexec_fn=limit_files,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert "10 labels could not be stored: make room" in done.stderr and "Traceback" not in done.stderr
+    assert cli.main(command) == 0
+    with Workspace.open(tmp_path / "w") as workspace:
+        assert workspace.journal.counts().labels == 30
 
 
 def test_a_folder_that_holds_something_else_is_not_littered(tmp_path, photos, capsys):

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.endurance.pictures import Film
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.intake import Intake
+from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.verify import verify_workspace
@@ -106,7 +106,7 @@ class _Soak:
     def __init__(self, workspace: Workspace, live: LiveLearner, film: Film, report: SoakReport) -> None:
         self.workspace, self.journal, self.live, self.report = workspace, workspace.journal, live, report
         self.film = film
-        self.intake = Intake(workspace, live)
+        self.feeder = Feeder(workspace, live)
         self.rng = np.random.default_rng(report.seed)
         self.process = psutil.Process()
         self._looks: deque[Future[int]] = deque()
@@ -122,7 +122,7 @@ class _Soak:
                 progress(number, self.report.frames)
             if self.live.failed:
                 raise UserError(f"the learner failed: {list(self.live.problems)}")
-        self.intake.close()
+        self.feeder.finish()
         if not self.live.wait_until_caught_up(CATCH_UP_SECONDS):
             raise UserError(f"the learner did not catch up: {list(self.live.problems)}")
         self._take_looks(len(self._looks))
@@ -133,11 +133,11 @@ class _Soak:
             return
         if self.film.shown != self.film.shown_before and self._has_room():
             # What comes into view is shown to the learner, as whoever teaches it would.
-            self.intake.take(replace(frame, label=self.film.shown))
-            self.intake.flush()
+            self.feeder.take(replace(frame, label=self.film.shown))
+            self.feeder.flush()
             self._labelled()
             return
-        seen = self.intake.take(frame)
+        seen = self.feeder.take(frame)
         self.report.verdicts[seen.verdict] += 1
         if seen.sample_id is not None:
             self._largest_image = max(self._largest_image, self.journal.sample(seen.sample_id).bytes)
@@ -161,7 +161,7 @@ class _Soak:
         self._looks.append(self.live.call(lambda: self.live.learner.memory.byte_breakdown()["total"]))
         self._take_looks(len(self._looks) - LOOKS_WAITING)
         self._check_bounds()
-        while self.intake.must_wait and not self.live.failed:
+        while self.feeder.must_wait and not self.live.failed:
             self.live.wait_until_caught_up(1.0)
 
     def _take_looks(self, count: int) -> None:

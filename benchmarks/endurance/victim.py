@@ -82,7 +82,7 @@ class Actor:
     def take(self) -> Told | None:
         settings, counts = self.workspace.settings, self.journal.counts()
         count = int(self.rng.integers(1, 7))
-        # As an intake would: what finds no room is not taken.
+        # As a feeder would: what finds no room is not taken.
         if counts.queued + count > settings.queue_samples or counts.image_bytes >= settings.disk_bytes:
             return None
         images = self.rng.integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)

@@ -6,17 +6,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.intake import Intake
+from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import one_line
-from edge_hpcr.stream import EndOfStream, Stream, open_stream
+from edge_hpcr.stream import Stream, open_stream
 from edge_hpcr.workspace.folder import Workspace
 
 STATUS_SECONDS = {True: 0.5, False: 10.0}  # on a terminal, and in a log
@@ -47,13 +45,13 @@ def learn(
         live = LiveLearner(workspace)
         workspace.change_settings(**(changes or {}))
         live.start()
-        session = Session(workspace, live, stream, seconds)
+        session = Session(workspace, live, stream, seconds, labels != "none")
         try:
             session.run(rehearse)
         finally:
             live.stop()
         session.say_end()
-        return 1 if live.failed else 0
+        return 1 if live.failed or session.unstored else 0
 
 
 class _BadFiles:
@@ -79,11 +77,17 @@ class Session:
     """One run of the command: frames in, a line of status out, until the source ends or somebody stops it."""
 
     def __init__(
-        self, workspace: Workspace, live: LiveLearner, stream: Stream, seconds: float | None
+        self,
+        workspace: Workspace,
+        live: LiveLearner,
+        stream: Stream,
+        seconds: float | None,
+        brings_labels: bool,
     ) -> None:
         self.workspace, self.live, self.stream = workspace, live, stream
-        self.intake = Intake(workspace, live, source_waits=not stream.live)
-        live.stream = stream
+        self.unstored = 0  # labels that could not be stored by the end
+        self._feeder = Feeder(workspace, live)
+        self._feeder.use(stream, brings_labels)
         self._deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         self._asked_to_stop = False
         self._next_line = 0.0
@@ -91,42 +95,20 @@ class Session:
     def run(self, rehearse: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
-        ended = self._feed()
-        self._keep(self.intake.close)
-        while ended and not self._stops and not self.live.wait_until_caught_up(STATUS_SECONDS[True]):
-            self._say("source has ended")
-        self.live.hurries = True
-        while ended and rehearse and not self._stops and self.live.idle_steps_left:
+        while not self._stops and not self._feeder.ended:
+            self._say(self.stream.state().message)
+            self._feeder.turn(STATUS_SECONDS[True])
+        while self._feeder.ended and not self._stops:
+            self._feeder.finish()
+            if not self.live.wait_until_caught_up(STATUS_SECONDS[True]):
+                self._say("source has ended")
+                continue
+            self.live.hurries = True
+            if not rehearse or not self.live.idle_steps_left:
+                break
             self._say(f"source has ended, rehearsing {self.live.idle_steps_left} more steps")
             time.sleep(STATUS_SECONDS[True])
-
-    def _feed(self) -> bool:
-        """True when the source has shown everything."""
-        while not self._stops:
-            self._say(self.stream.state().message)
-            if self.intake.must_wait:
-                self._keep(self.intake.flush)
-                self.live.wait_until_caught_up(STATUS_SECONDS[True])
-                continue
-            try:
-                frame = self.stream.read(timeout=STATUS_SECONDS[True])
-            except EndOfStream:
-                return True
-            if frame is None:
-                self._keep(self.intake.flush)  # labels that no further frame would carry along
-            elif not self._keep(partial(self.intake.take, frame)):
-                time.sleep(STATUS_SECONDS[True])
-            self.intake.count_dropped(self.stream.state().dropped)
-        return False
-
-    def _keep(self, work: Callable[[], object]) -> bool:
-        """A disk that is full for an hour must not end a run of months."""
-        try:
-            work()
-        except UserError as error:
-            self.live.report(str(error))
-            return False
-        return True
+        self.unstored = self._feeder.finish()
 
     @property
     def _stops(self) -> bool:
@@ -159,6 +141,11 @@ class Session:
         print(("\n" if sys.stderr.isatty() else "") + line)
         for problem in self.live.problems:
             print(f"edge_hpcr: {problem}", file=sys.stderr)
+        if self.unstored:
+            print(
+                f"edge_hpcr: {self.unstored} labels could not be stored: make room, and start the same command again",
+                file=sys.stderr,
+            )
         if state.bad:
             print(
                 f"edge_hpcr: {state.bad} bad files or frames; see {self.workspace.layout.quarantine}",

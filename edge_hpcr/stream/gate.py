@@ -79,6 +79,7 @@ class Gate:
             )
         self._distance, self._sure, self._stable, self._per_second = distance, sure, stable, per_second
         self._hashes = np.zeros(remember, np.uint64)  # a ring
+        self._replaced = np.uint64(0)  # by the last one
         self._admitted = 0
         self._sure_class: int | None = None
         self._sure_frames = 0
@@ -95,7 +96,7 @@ class Gate:
             confident
         )  # skipped frames count too: "in a row" is said of the stream, not of the queue
         verdict = "queue"
-        if self._is_duplicate(hash64):
+        if self.is_duplicate(hash64):
             verdict = "duplicate"
         elif self._sure_frames >= self._stable:
             verdict = "sure"
@@ -108,12 +109,20 @@ class Gate:
 
     def admit(self, hash64: int) -> None:
         """Remember a sample that is queued or labelled already; what looks like it is a duplicate from now on."""
-        self._hashes[self._admitted % len(self._hashes)] = hash64
+        slot = self._admitted % len(self._hashes)
+        self._replaced = self._hashes[slot]
+        self._hashes[slot] = hash64
         self._admitted += 1
+
+    def withdraw(self) -> None:
+        """Forget the frame that was admitted last, because it could not be stored; it may come again."""
+        self._admitted -= 1
+        self._hashes[self._admitted % len(self._hashes)] = self._replaced
+        self._counts["queued"] -= 1
 
     def take_counts(self) -> dict[str, int]:
         """What happened since the last call, by the journal's names: queued, skipped_duplicate, …; none is 0."""
-        counts, self._counts = dict(self._counts), Counter()
+        counts, self._counts = dict(+self._counts), Counter()
         return counts
 
     def _follow(self, confident: tuple[int, float] | None) -> None:
@@ -125,7 +134,8 @@ class Gate:
         else:
             self._sure_class, self._sure_frames = class_id, 1
 
-    def _is_duplicate(self, hash64: int) -> bool:
+    def is_duplicate(self, hash64: int) -> bool:
+        """Whether it is near to a remembered one: known before the learner is asked, which takes far longer."""
         remembered = self._hashes[: self._admitted]  # a slice past the end is the whole ring
         return bool((np.bitwise_count(remembered ^ np.uint64(hash64)) <= self._distance).any())
 

@@ -5,8 +5,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +113,15 @@ class Workspace:
 
     def take_many(self, taken: Sequence[Taken]) -> list[int]:
         """As `take`, for many images with few flushes."""
+        with self.taking(taken) as ids:
+            return ids
+
+    @contextmanager
+    def taking(self, taken: Sequence[Taken]) -> Iterator[list[int]]:
+        """Queue images and do something with their ids, such as label them, in one journal transaction.
+
+        An image whose source file is known already has the id of the known sample. If anything fails, nothing is left.
+        """
         if self._lock is None:
             # The process that learns removes images without a row when it opens the workspace.
             raise UserError(f"{self.path} was opened for labelling only: images need it opened for learning")
@@ -135,7 +144,14 @@ class Workspace:
             )
             for sample_id, item, file in zip(ids, taken, stored, strict=True)
         ]
-        return self.journal.add_samples(rows)
+        unused = [row.file for row in rows]
+        try:
+            with self.journal.transaction():
+                added = self.journal.add_samples(rows)
+                yield added
+            unused = [row.file for row, sample_id in zip(rows, added, strict=True) if row.id != sample_id]
+        finally:
+            self.files.remove(unused)
 
     def image(self, sample_id: int) -> np.ndarray:
         return self.files.read(self.journal.sample(sample_id))

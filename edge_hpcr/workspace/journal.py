@@ -60,7 +60,7 @@ class Journal(JournalTables):
         """A new class; its id is never used again, whatever becomes of the class."""
         name = clean_name(name)
         _check_colour(colour)
-        with self._transaction() as db:
+        with self.transaction() as db:
             inserted = db.execute(
                 "INSERT INTO classes (name, folded, colour, state) VALUES (?, ?, ?, 'absent')",
                 (name, folded(name), colour),
@@ -69,15 +69,21 @@ class Journal(JournalTables):
             self._record("create_class", {}, {class_id: ClassState(name, colour, "live", None)})
             return class_id
 
+    def class_named(self, name: str) -> int:
+        """The live class of this name, which is made if there is none."""
+        with self.transaction():
+            found = self.class_id(name)
+            return self.create_class(name) if found is None else found
+
     def rename_class(self, class_id: int, name: str) -> Event:
         name = clean_name(name)
-        with self._transaction():
+        with self.transaction():
             changed = self._live_class(class_id)._replace(name=name)
             return self._record("rename_class", {}, {class_id: changed})
 
     def recolour_class(self, class_id: int, colour: str | None) -> Event:
         _check_colour(colour)
-        with self._transaction():
+        with self.transaction():
             changed = self._live_class(class_id)._replace(colour=colour)
             return self._record("recolour_class", {}, {class_id: changed})
 
@@ -85,7 +91,7 @@ class Journal(JournalTables):
         """Move every label of one class to another, which stays; returns how many. Held-out samples stay held out."""
         if source == into:
             raise UserError(f"class {source} cannot be merged into itself: name two classes")
-        with self._transaction():
+        with self.transaction():
             self._live_class(into)
             merged = self._live_class(source)._replace(state="merged", merged_into=into)
             samples = self._of_class(source)
@@ -95,7 +101,7 @@ class Journal(JournalTables):
 
     def delete_class(self, class_id: int) -> int:
         """End a class; its labelled samples are deleted with it. Returns how many those were."""
-        with self._transaction():
+        with self.transaction():
             ended = self._live_class(class_id)._replace(state="deleted")
             samples = self._of_class(class_id)
             self._record("delete_class", dict.fromkeys(samples, DELETED), {class_id: ended})
@@ -105,12 +111,12 @@ class Journal(JournalTables):
 
     def label(self, ids: Iterable[int], class_id: int) -> Event:
         """Give samples a class, or another class; one event for all of them. Nothing to change: nothing is recorded."""
-        with self._transaction():
+        with self.transaction():
             return self._label(ids, class_id)
 
     def label_each(self, labels: Iterable[tuple[int, int]]) -> list[Event]:
         """Samples and their classes, each an action of its own (each may be held out by itself), in one flush."""
-        with self._transaction():
+        with self.transaction():
             return [self._label([sample_id], class_id) for sample_id, class_id in labels]
 
     def _label(self, ids: Iterable[int], class_id: int) -> Event:
@@ -130,7 +136,7 @@ class Journal(JournalTables):
 
     def dismiss(self, ids: Iterable[int]) -> Event:
         """Take samples out of the queue without a label."""
-        with self._transaction():
+        with self.transaction():
             known = self._known(ids)
             for sample_id, row in known.items():
                 if row.state.state not in ("queued", "dismissed"):
@@ -140,7 +146,7 @@ class Journal(JournalTables):
             return self._record("dismiss", dict.fromkeys(known, DISMISSED), {})
 
     def delete_samples(self, ids: Iterable[int]) -> Event:
-        with self._transaction():
+        with self.transaction():
             return self._record("delete", dict.fromkeys(self._known(ids), DELETED), {})
 
     # Housekeeping -------------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ class Journal(JournalTables):
     def drop_queued(self, ids: Iterable[int]) -> list[SampleRow]:
         """Let samples leave the bounded queue; returns those that were still in it. Their files go afterwards."""
         wanted = json.dumps([int(i) for i in ids])
-        with self._transaction() as db:
+        with self.transaction() as db:
             dropped = self._rows(
                 f"SELECT {COLUMNS} FROM samples WHERE state = 'queued' AND id IN {IDS}", (wanted,)
             )
@@ -166,7 +172,7 @@ class Journal(JournalTables):
 
     def undo(self) -> Event:
         """Take back the last action that still stands."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             (seq,) = db.execute("SELECT max(seq) FROM actions WHERE undone = 0").fetchone()
             if seq is None:
                 raise UserError("nothing to undo: no action is left that could be taken back")
@@ -174,7 +180,7 @@ class Journal(JournalTables):
 
     def redo(self) -> Event:
         """Do again what was undone last."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             (seq,) = db.execute("SELECT min(seq) FROM actions WHERE undone = 1").fetchone()
             if seq is None:
                 raise UserError("nothing to redo: nothing was undone since the last action")

@@ -87,31 +87,35 @@ class JournalTables:
         """Ids that nobody else gets, for images that go to disk before their rows."""
         with self._lock:
             if len(self._spare_ids) < count:
-                with self._transaction():
+                with self.transaction():
                     fresh = self._next_ids(max(count, _ID_BLOCK))
                 self._spare_ids += fresh  # not before the commit: a full disk takes them back
             taken, self._spare_ids = self._spare_ids[:count], self._spare_ids[count:]
             return taken
 
     def add_samples(self, samples: Iterable[NewSample]) -> list[int]:
-        """Queue samples whose images are on disk. Not an event: nobody has said anything about them yet."""
-        samples = list(samples)
-        added = time.time()
-        with self._transaction() as db:
-            chosen = iter(self._next_ids(sum(sample.id is None for sample in samples)))
-            ids = [next(chosen) if sample.id is None else sample.id for sample in samples]
-            db.executemany(
-                f"INSERT INTO samples ({COLUMNS}, ever_trained)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', NULL, 0, NULL, 1, 0)",
-                [
-                    (
-                        *(sample_id, new.file, new.digest, new.file_bytes, new.origin, new.source_digest),
-                        *(_signed(new.hash64), new.priority, new.width, new.height, added),
-                    )
-                    for sample_id, new in zip(ids, samples, strict=True)
-                ],
-            )
-            return ids
+        """Queue samples whose images are on disk; one whose source file is known already gives the known id.
+
+        Not an event: nobody has said anything about them yet.
+        """
+        with self.transaction():
+            return [self._known_or_added(sample) for sample in samples]
+
+    def _known_or_added(self, new: NewSample) -> int:
+        # Asked inside the transaction: a folder may be fed and imported at the same time.
+        known = None if new.source_digest is None else self.known_source(new.source_digest)
+        if known is not None:
+            return known
+        sample_id = self._next_ids(1)[0] if new.id is None else new.id
+        self._db.execute(
+            f"INSERT INTO samples ({COLUMNS}, ever_trained)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', NULL, 0, NULL, 1, 0)",
+            (
+                *(sample_id, new.file, new.digest, new.file_bytes, new.origin, new.source_digest),
+                *(_signed(new.hash64), new.priority, new.width, new.height, time.time()),
+            ),
+        )
+        return sample_id
 
     def sample(self, sample_id: int) -> SampleRow:
         rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps([sample_id]),))
@@ -157,10 +161,18 @@ class JournalTables:
         rows = self._rows("SELECT id FROM samples WHERE source_digest = ? ORDER BY id LIMIT 1", (digest,))
         return rows[0][0] if rows else None
 
+    def newest_hashes(self, count: int) -> list[int]:
+        """Perceptual hashes of the newest samples that are queued or labelled, oldest first."""
+        rows = self._rows(
+            "SELECT hash64 FROM samples WHERE state IN ('queued', 'labelled') ORDER BY id DESC LIMIT ?",
+            (count,),
+        )
+        return [hash64 % 2**64 for (hash64,) in reversed(rows)]
+
     # Housekeeping -----------------------------------------------------------------------------------------------------
 
     def set_priorities(self, priorities: Mapping[int, float]) -> None:
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.executemany(
                 "UPDATE samples SET priority = ? WHERE id = ?", [(p, i) for i, p in priorities.items()]
             )
@@ -173,7 +185,7 @@ class JournalTables:
         """
         wanted = (self.last_seq if covered is None else covered, json.dumps([int(i) for i in ids]))
         which = f"has_image = 1 AND state != 'queued' AND coalesce(labelled_seq, 0) <= ? AND id IN {IDS}"
-        with self._transaction() as db:
+        with self.transaction() as db:
             rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {which}", wanted)
             db.execute(f"UPDATE samples SET has_image = 0 WHERE {which}", wanted)
             return [to_sample_row(row) for row in rows]
@@ -183,7 +195,7 @@ class JournalTables:
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
         """Add to counters that are kept for ever, such as what the gate skipped and why."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.executemany(
                 "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
                 list(counts.items()),
@@ -192,15 +204,19 @@ class JournalTables:
     def counters(self) -> dict[str, int]:
         return dict(self._rows("SELECT name, value FROM counters ORDER BY name"))
 
-    # For whoever writes events ----------------------------------------------------------------------------------------
+    # Transactions -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Everything that is written in the block is stored at its end, or nothing of it; blocks may be nested."""
         with self._lock, as_user_errors(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
+            nested = self._db.in_transaction
+            if not nested:
+                self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
-                self._db.execute("COMMIT")
+                if not nested:
+                    self._db.execute("COMMIT")
             except BaseException:
                 # After a full disk SQLite may have rolled back by itself.
                 if self._db.in_transaction:

@@ -290,7 +290,7 @@ class _Import:
         return list(_in_turn(list(groups.values())))
 
     def take(self, name: str, files: list[SourceFile]) -> None:
-        """Images first, then one event with their label; whatever is killed in between is found by the next import."""
+        """Store the images and their labels: those of one call together, or none of them."""
         waiting: list[int] = []
         new: list[Taken] = []
         for file in files:
@@ -308,8 +308,8 @@ class _Import:
             self._known[digest] = ("labelled", 0)
         if waiting or new:
             class_id = self._class_id(name)
-            ids = waiting + self.workspace.take_many(new)
-            self.workspace.journal.label_each([(sample_id, class_id) for sample_id in ids])
+            with self.workspace.taking(new) as ids:
+                self.workspace.journal.label_each((sample_id, class_id) for sample_id in waiting + ids)
             self.result.samples += len(waiting) + len(new)
 
     def _meet_again(self, digest: str) -> list[int]:
