@@ -4,9 +4,8 @@ import time
 
 import numpy as np
 
-from edge_hpcr.stream import Frame, Stream, StreamState
-from edge_hpcr.stream.contract import size_of
-from edge_hpcr.stream.newest import NewestFrame
+from edge_hpcr.stream import Frame, Stream
+from edge_hpcr.stream.camera import NewestFrame
 
 SPEC = "browser"  # what a person chooses as the source
 STALLED_SECONDS = 3.0
@@ -22,25 +21,18 @@ class BrowserCamera(Stream):
     def __init__(self) -> None:
         self._newest = NewestFrame()
         self._arrivals: list[float] = []
-        self._frames = 0
-        self._size: tuple[int, int] | None = None
         self._closed = False
 
     def push(self, image: np.ndarray) -> None:
         now = time.monotonic()
         self._arrivals = [*(at for at in self._arrivals if now - at < RATE_OVER), now]
-        self._frames += 1
-        self._size = size_of(image)
-        self._newest.put(Frame(image, self.name, None, None, time.time()))
+        self._newest.put(self._counted(Frame(image, self.name, None, None, time.time())))
 
     def read(self, timeout: float) -> Frame | None:
         return self._newest.take(timeout)
 
-    def state(self) -> StreamState:
-        phase, message = self._phase()
-        return StreamState(phase, message, self._frames, self._newest.dropped, 0, self._size)
-
-    def _phase(self) -> tuple[str, str]:
+    def _doing(self) -> tuple[str, str]:
+        self._dropped = self._newest.dropped
         if self._closed:
             return "closed", "closed"
         if not self._arrivals:

@@ -1,6 +1,5 @@
 """A model on a device: what it answers, what it says of itself, and on which hardware it runs."""
 
-import json
 import os
 import subprocess
 import sys
@@ -183,27 +182,6 @@ def test_a_gpu_that_is_promised_but_does_not_start_is_not_believed(exports: Path
 
 def test_who_asks_for_the_cpu_hears_nothing_about_gpus(exports: Path):
     assert Classifier.load(exports, "cpu", 1).provider_note is None
-
-
-BLOCKED = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "gradio", "edge_hpcr", "onnx", "PIL", "paho", "psutil"}:
-            raise ImportError(f"{name} must not be needed on a device")
-sys.meta_path.insert(0, Refuse())
-from export.device.runtime import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_device_needs_neither_torch_nor_gradio_nor_the_learner(exports: Path, tmp_path: Path):
-    (tmp_path / "images").mkdir()
-    cv2.imwrite(str(tmp_path / "images" / "a.png"), frame_of("blue")[..., ::-1])
-    command = [sys.executable, "-c", BLOCKED, "--models", str(exports), "--source", str(tmp_path / "images")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["top"][0]["name"] == "blue"
 
 
 def test_from_the_start_to_the_first_answer_it_takes_less_than_two_seconds(exports: Path, tmp_path: Path):

@@ -24,8 +24,8 @@ from test_device_hostile import endless_when_black, model_case, nan_when_black, 
 from test_device_mqtt import Broker
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import Frame
 from export.device.display import Page, draw, open_display
-from export.device.frames import Frame
 from export.device.model import Label, Result
 from export.device.runtime import main, tell
 from export.publish.serve import make_server
@@ -123,14 +123,16 @@ def test_every_nth_frame_and_so_many_answers(exports: Path, images: Path):
         (["--models", "nowhere", "--source", "IMAGES"], "nowhere is not there"),
         (["--models", "IMAGES", "--source", "IMAGES"], "holds no published model yet"),
         (["--models", "ftp://host", "--source", "IMAGES"], "address is not understood"),
-        (["--models", "EXPORTS", "--source", "nowhere"], "there is no such file or folder"),
+        (["--models", "EXPORTS", "--source", "nowhere"], "there is no source 'nowhere'"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--display", "window"], "this OpenCV has no windows"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--display", "70000"], "window or a port"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--display", "00000099999"], "window or a port"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--mqtt", "host/#"], "--mqtt"),
         (["--models", "http://host..name", "--source", "IMAGES"], "address is not understood"),
-        (["--models", "EXPORTS", "--source", "EXPORTS"], "there is no image in it"),
-        (["--models", "EXPORTS", "--source", "x" * 300], "cannot be read: File name too long"),
+        (["--models", "EXPORTS", "--source", "x" * 300], "there is no source"),
+        (["--models", "EXPORTS", "--source", "x" * 300, "--watch"], "cannot be read: File name too long"),
+        (["--models", "EXPORTS", "--source", "0", "--watch"], "0: there is no such folder"),
+        (["--models", "EXPORTS", "--source", "rtsp://u:p@h", "--watch"], "only a folder can be watched"),
         (["--models", "x" * 300, "--source", "IMAGES"], "cannot be read: File name too long"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--require-gpu"], "a GPU is required"),
         (["--models", "EXPORTS", "--source", "IMAGES", "--top", "0"], "whole number of at least 1"),
@@ -158,7 +160,9 @@ def test_without_a_gpu_there_is_one_warning(exports: Path, images: Path):
         pytest.skip("a GPU works here")
     assert (done.returncode, done.stderr.count("warning:")) == (0, 1)
     assert "on the CPU" in done.stderr
-    assert len(done.stderr.splitlines()) == 2, "nothing of ONNX Runtime's own"
+    assert len(done.stderr.splitlines()) == 3, (
+        "the model, the warning, the end; nothing of ONNX Runtime's own"
+    )
 
 
 def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
@@ -194,7 +198,7 @@ def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
 def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports: Path, number: int):
     with started("--models", exports, "--source", "9") as process:
         lines = [process.stderr.readline(), process.stderr.readline()]
-        assert any("camera 9: cannot be opened; tried again" in line for line in lines)
+        assert any("camera 9: reconnecting: cannot open" in line for line in lines)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, "Traceback" in errors) == (0, False), errors
@@ -447,7 +451,7 @@ def test_a_viewer_who_does_not_read_holds_up_nobody(page: Page):
         noise = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), np.uint8)
         started_at = time.monotonic()
         for _ in range(200):
-            page.show(Frame(noise, "x", 0.0), RESULT, 1)
+            page.show(Frame(noise, "x", None, None, 0.0), RESULT, 1)
         assert time.monotonic() - started_at < 2
 
 
@@ -465,7 +469,7 @@ def test_a_ninth_viewer_is_turned_away(page: Page):
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (480, 640), (3000, 4000), (2, 5000)])
 def test_a_frame_of_any_size_is_drawn_with_names_in_any_script(size: tuple[int, int]):
-    picture = draw(Frame(np.zeros((*size, 3), np.uint8), "x", 0.0), RESULT, 17)
+    picture = draw(Frame(np.zeros((*size, 3), np.uint8), "x", None, None, 0.0), RESULT, 17)
     assert 480 <= picture.shape[1] <= 1280
     assert picture.max() == 255
 

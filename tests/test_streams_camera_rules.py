@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.stream import EndOfStream, Frame
-from edge_hpcr.stream.newest import NewestFrame
-from edge_hpcr.stream.reopen import MISSES_IN_A_ROW, MOST_ABANDONED, Patience, ReopeningCamera
+from edge_hpcr.stream.camera import MISSES_IN_A_ROW, MOST_ABANDONED, Camera, NewestFrame, Patience
 
 QUICK = Patience(waits=(0.02, 0.04, 0.08))
 HASTY = Patience(stall_seconds=0.1, give_up_seconds=0.3, waits=(0.02,))
@@ -19,7 +18,7 @@ def picture(value: int = 7, height: int = 4, width: int = 6) -> np.ndarray:
 
 
 class Scripted:
-    """A capture that gives what it was told to, a step at a time; an Event is a hang until it is set."""
+    """A capture that gives what it was told to, a step at a time; an Event is a hang until it is set, an exception is raised."""
 
     def __init__(self, *steps, opens: bool = True):
         self.steps, self.opens, self.released = list(steps), opens, threading.Event()
@@ -32,6 +31,8 @@ class Scripted:
         if isinstance(step, threading.Event):
             step.wait(20)
             return self.read()
+        if isinstance(step, Exception):
+            raise step
         return (False, None) if step is None else (True, step)
 
     def release(self):
@@ -87,7 +88,7 @@ def test_a_closed_slot_wakes_the_reader_that_waits():
 
 def test_frames_nobody_looked_at_are_dropped_and_counted(hang):
     opens = Cameras(Scripted(*(picture(value) for value in range(10)), hang))
-    with ReopeningCamera("test", opens, QUICK) as camera:
+    with Camera("test", opens, QUICK) as camera:
         wait_for(lambda: camera.state().frames == 10)
         assert camera.read(1).image[0, 0, 0] == 9
         assert camera.state().dropped == 9
@@ -96,7 +97,7 @@ def test_frames_nobody_looked_at_are_dropped_and_counted(hang):
 
 def test_waits_grow_to_the_longest_one_while_a_camera_cannot_be_opened():
     opens = Cameras()
-    with ReopeningCamera("test", opens, Patience(waits=(0.05, 0.1, 0.5))) as camera:
+    with Camera("test", opens, Patience(waits=(0.05, 0.1, 0.5))) as camera:
         wait_for(lambda: len(opens.opened_at) == 5)
         assert camera.state().phase == "reconnecting"
     gaps = np.diff(opens.opened_at)
@@ -105,7 +106,7 @@ def test_waits_grow_to_the_longest_one_while_a_camera_cannot_be_opened():
 
 
 def test_the_state_says_why_and_when_the_next_try_is():
-    with ReopeningCamera("test", Cameras(), Patience(waits=(8,))) as camera:
+    with Camera("test", Cameras(), Patience(waits=(8,))) as camera:
         wait_for(lambda: camera.state().phase == "reconnecting")
         assert camera.state().message == "reconnecting: cannot open, next try in 8 s"
 
@@ -113,7 +114,7 @@ def test_the_state_says_why_and_when_the_next_try_is():
 def test_waits_start_again_from_the_shortest_after_frames_have_flowed():
     closed = [Scripted(opens=False) for _ in range(3)]
     opens = Cameras(*closed, Scripted(picture()), Scripted(picture()))
-    with ReopeningCamera("test", opens, Patience(waits=(0.01, 0.02, 0.03, 30))):
+    with Camera("test", opens, Patience(waits=(0.01, 0.02, 0.03, 30))):
         wait_for(lambda: len(opens.opened_at) == 5)  # without the reset the wait before it would be 30 s
     assert opens.opened_at[4] - opens.opened_at[3] < 5
 
@@ -130,7 +131,7 @@ def test_waits_start_again_from_the_shortest_after_frames_have_flowed():
 )
 def test_a_camera_that_sends_garbage_is_reopened_and_the_garbage_counted(garbage, hang):
     first = Scripted(*[garbage] * MISSES_IN_A_ROW, picture(1))
-    with ReopeningCamera("test", Cameras(first, Scripted(picture(2), hang)), QUICK) as camera:
+    with Camera("test", Cameras(first, Scripted(picture(2), hang)), QUICK) as camera:
         assert camera.read(10).image[0, 0, 0] == 2
         assert camera.state().bad == MISSES_IN_A_ROW
         assert first.released.is_set()
@@ -138,7 +139,7 @@ def test_a_camera_that_sends_garbage_is_reopened_and_the_garbage_counted(garbage
 
 def test_one_damaged_frame_is_counted_and_no_reason_to_reopen(hang):
     opens = Cameras(Scripted(picture(1), None, np.zeros((0,)), picture(2), hang))
-    with ReopeningCamera("test", opens, QUICK) as camera:
+    with Camera("test", opens, QUICK) as camera:
         wait_for(lambda: camera.state().frames == 2)
         assert camera.state().bad == 1
         assert len(opens.opened_at) == 1
@@ -146,7 +147,7 @@ def test_one_damaged_frame_is_counted_and_no_reason_to_reopen(hang):
 
 def test_a_camera_may_come_back_with_another_frame_size(hang):
     opens = Cameras(Scripted(picture(1)), Scripted(picture(2, height=30, width=40), hang))
-    with ReopeningCamera("test", opens, QUICK) as camera:
+    with Camera("test", opens, QUICK) as camera:
         wait_for(lambda: camera.state().frames == 2)
         assert camera.state().size == (40, 30)
         assert camera.read(1).image.shape == (30, 40, 3)
@@ -156,7 +157,7 @@ def test_a_camera_that_hangs_is_stalled_then_given_up_then_live_again(hang):
     late = threading.Event()
     opens = Cameras(Scripted(picture(1), late, picture(99)), Scripted(picture(2), hang))
     patience = Patience(stall_seconds=0.1, give_up_seconds=0.6, waits=(0.02,))
-    with ReopeningCamera("test", opens, patience) as camera:
+    with Camera("test", opens, patience) as camera:
         wait_for(lambda: camera.state().phase == "stalled")
         assert camera.state().message.startswith("stalled for ")
         assert len(opens.opened_at) == 1  # stalled is not yet given up
@@ -167,7 +168,7 @@ def test_a_camera_that_hangs_is_stalled_then_given_up_then_live_again(hang):
 def test_a_late_frame_of_a_reader_that_was_given_up_is_ignored(hang):
     late = threading.Event()
     given_up = Scripted(picture(1), late, picture(99))
-    with ReopeningCamera("test", Cameras(given_up, Scripted(picture(2), hang)), HASTY) as camera:
+    with Camera("test", Cameras(given_up, Scripted(picture(2), hang)), HASTY) as camera:
         wait_for(lambda: camera.state().frames == 2)
         late.set()
         assert given_up.released.wait(10)
@@ -178,11 +179,23 @@ def test_a_late_frame_of_a_reader_that_was_given_up_is_ignored(hang):
 def test_readers_that_hang_for_ever_do_not_become_more_and_more(hang):
     opens = Cameras(*(Scripted(hang) for _ in range(20)))
     patience = Patience(stall_seconds=0.02, give_up_seconds=0.03, waits=(0.01,))
-    with ReopeningCamera("test", opens, patience) as camera:
+    with Camera("test", opens, patience) as camera:
         wait_for(lambda: "still hang" in camera.state().message)
         assert len(opens.opened_at) == MOST_ABANDONED
         hang.set()  # the driver lets go: now the camera is tried again
         wait_for(lambda: len(opens.opened_at) > MOST_ABANDONED)
+
+
+def test_an_unexpected_exception_in_the_reader_is_told_without_its_text_and_the_camera_reopened(hang):
+    opens = Cameras(Scripted(picture(1), KeyError("s3cret")), Scripted(picture(2), hang))
+    with Camera("test", opens, Patience(waits=(0.5,))) as camera:
+        wait_for(lambda: camera.state().phase == "reconnecting")
+        message = camera.state().message
+        assert message.startswith(
+            "reconnecting: its reader broke down (KeyError, test_streams_camera_rules.py:"
+        )
+        assert "s3cret" not in message
+        wait_for(lambda: camera.state().frames == 2)
 
 
 @pytest.mark.parametrize("where", ["while it opens", "while it reads", "while it waits"])
@@ -192,7 +205,7 @@ def test_close_is_prompt_whatever_the_camera_does(where, hang):
             hang.wait(20)
         return Scripted(hang, opens=where != "while it waits")
 
-    camera = ReopeningCamera("test", opener, Patience())
+    camera = Camera("test", opener, Patience())
     phase = "reconnecting" if where == "while it waits" else "opening"
     wait_for(lambda: camera.state().phase == phase)
     started = time.monotonic()
@@ -210,7 +223,7 @@ def test_closing_lets_go_of_a_healthy_camera():
             return True, picture()
 
     capture = Endless()
-    camera = ReopeningCamera("test", Cameras(capture), QUICK)
+    camera = Camera("test", Cameras(capture), QUICK)
     assert camera.read(10) is not None
     camera.close()
     assert capture.released.is_set()
@@ -222,7 +235,7 @@ def test_a_camera_says_how_many_frames_a_second_it_sends():
             time.sleep(0.01)
             return True, picture()
 
-    with ReopeningCamera("test", Cameras(Steady()), QUICK) as camera:
+    with Camera("test", Cameras(Steady()), QUICK) as camera:
         wait_for(lambda: camera.state().frames > 5)
         message = camera.state().message
     assert message.startswith("live, ") and message.endswith(" frames/s")

@@ -1,6 +1,7 @@
 """Cameras by address, against a real motion-JPEG server on a real socket that misbehaves on demand."""
 
 import base64
+import contextlib
 import http.server
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import shown_address
 from edge_hpcr.stream import open_stream
-from edge_hpcr.stream.network_camera import NetworkCamera, shown_address
-from edge_hpcr.stream.reopen import Patience
+from edge_hpcr.stream.camera import SCHEMES, Patience, network_camera
 
 QUICK = Patience(stall_seconds=0.5, give_up_seconds=2.0, waits=(0.05,))
 
@@ -43,6 +44,7 @@ class MotionJpeg(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Connection)
         self.mood, self.size, self.connections = "well", (64, 48), 0
         self.password: bytes | None = None  # asked for, if there is one
+        self.first_frames: int | None = None  # after so many, the first connection sends nothing more
         self.stopping = threading.Event()
 
     @property
@@ -59,6 +61,7 @@ class _Connection(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         server.connections += 1
+        self.left = server.first_frames if server.connections == 1 else None
         if server.password and self.headers.get("Authorization") != f"Basic {server.password.decode()}":
             self.send_response(401)
             self.send_header("WWW-Authenticate", 'Basic realm="camera"')
@@ -77,8 +80,9 @@ class _Connection(http.server.BaseHTTPRequestHandler):
             pass
 
     def _send_one(self):
-        if self.server.mood == "hangs":
+        if self.server.mood == "hangs" or self.left == 0:
             return
+        self.left = None if self.left is None else self.left - 1
         data = jpeg(200, *self.server.size)
         if self.server.mood == "garbage":
             data = b"this is no picture" * 50
@@ -88,8 +92,8 @@ class _Connection(http.server.BaseHTTPRequestHandler):
         self.wfile.write(head.encode() + data + b"\r\n")
 
 
-@pytest.fixture
-def server():
+@contextlib.contextmanager
+def serving():
     with MotionJpeg() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -97,6 +101,12 @@ def server():
         running.stopping.set()
         running.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server():
+    with serving() as running:
+        yield running
 
 
 def wait_for(condition, seconds: float = 20.0):
@@ -121,7 +131,7 @@ def test_a_network_camera_delivers_rgb_frames(server):
 
 
 def test_a_camera_that_hangs_is_stalled_and_comes_back(server):
-    with NetworkCamera(server.url, QUICK) as camera:
+    with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: is_live(camera))
         server.mood = "hangs"
         wait_for(lambda: camera.state().phase == "stalled")
@@ -134,7 +144,7 @@ def test_a_camera_that_hangs_is_stalled_and_comes_back(server):
 
 @pytest.mark.parametrize("trouble", ["cut", "refuses", "garbage", "half"])
 def test_a_camera_in_trouble_is_reopened_until_it_is_well(server, trouble):
-    with NetworkCamera(server.url, QUICK) as camera:
+    with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: is_live(camera))
         server.mood = trouble
         wait_for(lambda: camera.state().phase == "reconnecting")
@@ -147,7 +157,7 @@ def test_a_camera_in_trouble_is_reopened_until_it_is_well(server, trouble):
 
 
 def test_a_change_of_the_frame_size_is_seen_at_once_and_not_scaled_away(server):
-    with NetworkCamera(server.url, QUICK) as camera:
+    with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: camera.state().size == (64, 48))
         server.size = (96, 80)
         wait_for(lambda: camera.state().size == (96, 80))
@@ -156,7 +166,7 @@ def test_a_change_of_the_frame_size_is_seen_at_once_and_not_scaled_away(server):
 
 
 def test_a_slow_consumer_gets_the_newest_frame_and_the_rest_is_counted(server):
-    with NetworkCamera(server.url, QUICK) as camera:
+    with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: camera.state().frames >= 10)
         assert camera.read(20) is not None
         state = camera.state()
@@ -165,7 +175,7 @@ def test_a_slow_consumer_gets_the_newest_frame_and_the_rest_is_counted(server):
 
 def test_a_camera_that_is_not_there_yet_is_live_once_it_is(server):
     server.mood = "refuses"
-    with NetworkCamera(server.url, QUICK) as camera:
+    with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: camera.state().phase == "reconnecting")
         assert camera.read(0.01) is None
         server.mood = "well"
@@ -173,7 +183,7 @@ def test_a_camera_that_is_not_there_yet_is_live_once_it_is(server):
 
 
 def test_closing_a_camera_that_hangs_is_prompt(server):
-    camera = NetworkCamera(server.url)
+    camera = network_camera(server.url)
     wait_for(lambda: is_live(camera))
     server.mood = "hangs"
     camera.read(1)
@@ -185,7 +195,7 @@ def test_closing_a_camera_that_hangs_is_prompt(server):
 def test_credentials_reach_the_camera_and_nobody_else(server):
     url = server.url.replace("http://", "http://admin:s3cret@") + "?token=s3cret2"
     server.password = base64.b64encode(b"admin:s3cret")
-    with NetworkCamera(url, QUICK) as camera:
+    with network_camera(url, QUICK) as camera:
         seen = [camera.name, camera.read(20).origin]
         server.mood = "refuses"
         wait_for(lambda: camera.state().phase == "reconnecting")
@@ -205,7 +215,7 @@ def test_credentials_reach_the_camera_and_nobody_else(server):
     ],
 )
 def test_an_address_is_shown_without_its_secrets(url, shown):
-    assert shown_address(url) == shown
+    assert shown_address(url, SCHEMES) == shown
 
 
 @pytest.mark.parametrize(
@@ -215,6 +225,7 @@ def test_an_address_is_shown_without_its_secrets(url, shown):
         "http://u:s3cret@",
         "http://admin:s3cret",
         "http://u:s3cret@host:port/",
+        "rtsp://u:s3cret@host..name/",
         "http://u:s3cret@ho st/",
         "http://u:s3cret\n@host/",
         "ftp://u:s3cret@host/",

@@ -10,10 +10,9 @@ import pytest
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream.camera import Camera
 from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
-from edge_hpcr.stream.network_camera import NetworkCamera
-from edge_hpcr.stream.usb import UsbCamera
 from edge_hpcr.stream.video import Video
 from edge_hpcr.stream.watched import WatchedFolder
 
@@ -29,9 +28,9 @@ def video(tmp_path):
 
 def test_each_kind_of_source_is_recognised(tmp_path, video):
     kinds = [
-        ("97", UsbCamera, "camera 97"),
-        ("rtsp://127.0.0.1:9/x", NetworkCamera, "rtsp://127.0.0.1:9/x"),
-        ("https://u:p@127.0.0.1:9/x", NetworkCamera, "https://127.0.0.1:9/x"),
+        ("97", Camera, "camera 97"),
+        ("rtsp://127.0.0.1:9/x", Camera, "rtsp://127.0.0.1:9/x"),
+        ("https://u:p@127.0.0.1:9/x", Camera, "https://127.0.0.1:9/x"),
         (str(video), Video, str(video)),
         (str(tmp_path), Folder, str(tmp_path)),
         (f"watch:{tmp_path}", WatchedFolder, str(tmp_path)),
@@ -40,9 +39,7 @@ def test_each_kind_of_source_is_recognised(tmp_path, video):
     for spec, kind, name in kinds:
         with open_stream(spec) as stream:
             assert type(stream) is kind and stream.name == name
-            assert stream.live == (kind in (UsbCamera, NetworkCamera, Digits))
-    with open_stream(str(tmp_path), watch=True) as stream:
-        assert type(stream) is WatchedFolder
+            assert stream.live == (kind in (Camera, Digits))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,9 @@ def test_an_unknown_source_is_refused_in_one_line_that_lists_the_kinds(spec, tmp
         ("0", {"fps": 5}, "fps is for"),
         ("0", {"labels": "folders"}, "labels from folders need a folder"),
         ("12345", {}, "no camera with the number 12345"),
-        ("0", {"watch": True}, "no such folder"),
+        ("watch:0", {}, "no such folder"),
+        ("watch:rtsp://u:s3cret@host/", {}, "^only a folder can be watched, and not an address$"),
+        ("watch:" + "n" * 5000, {}, "cannot be read: File name too long"),
         ("ftp://u:s3cret@host/", {}, "unknown kind of source ftp://: give"),
     ],
 )

@@ -6,7 +6,7 @@ from functools import cache
 import cv2
 import numpy as np
 
-from edge_hpcr.stream import EndOfStream, Frame, Stream, StreamState
+from edge_hpcr.stream import EndOfStream, Frame, Stream
 
 FPS = 30.0
 SCENE_SECONDS, PLACES = 5.0, 5
@@ -46,7 +46,6 @@ class Film(Stream):
     It delivers every frame, and its clock is the film's own: an hour of film is an hour, however fast it is watched.
     """
 
-    live = False
     name = "generated film"
 
     def __init__(
@@ -55,16 +54,14 @@ class Film(Stream):
         self.shown = self.shown_before = (
             ""  # places, by the names that a person would give them: now, a frame ago
         )
-        self._count, self._size, self._seed, self._started = count, size, seed, started
-        self._next = 0
+        self._count, self._wanted, self._seed, self._started = count, size, seed, started
         self._closed = threading.Event()
 
     def read(self, timeout: float) -> Frame | None:
-        if self._closed.is_set() or self._next >= self._count:
+        if self._closed.is_set() or self._frames >= self._count:
             raise EndOfStream(self.state().message)
-        number, self._next = self._next, self._next + 1
-        at = number / FPS
-        return Frame(self._picture(at), self.name, None, None, self._started + at)
+        at = self._frames / FPS
+        return self._counted(Frame(self._picture(at), self.name, None, None, self._started + at))
 
     def _picture(self, at: float) -> np.ndarray:
         rng = np.random.default_rng([self._seed, int(at // SCENE_SECONDS)])  # the same all through a scene
@@ -77,19 +74,18 @@ class Film(Stream):
             width * (place + 0.5 + 0.4 * float(moved[0])) / PLACES,
             height * (0.5 + 0.2 * float(moved[1])),
         )
-        zoom = 2.0 ** (1 + 0.5 * float(moved[2])) * self._size[0] / width
+        zoom = 2.0 ** (1 + 0.5 * float(moved[2])) * self._wanted[0] / width
         view = cv2.getRotationMatrix2D(centre, 15 * float(moved[3]), zoom)
-        view[:, 2] += np.array(self._size) / 2 - np.array(centre)
+        view[:, 2] += np.array(self._wanted) / 2 - np.array(centre)
         picture = cv2.warpAffine(
-            photo, view, self._size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT
+            photo, view, self._wanted, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT
         )
         light = 25 * (1 + np.sin(at / 7 + rng.uniform(0, 6)))
         return cv2.convertScaleAbs(picture, alpha=rng.uniform(0.6, 1.0), beta=float(light))
 
-    def state(self) -> StreamState:
-        phase = "closed" if self._closed.is_set() else "ended" if self._next >= self._count else "live"
-        message = f"{phase}, frame {self._next} of {self._count}"
-        return StreamState(phase, message, self._next, 0, 0, self._size if self._next else None)
+    def _doing(self) -> tuple[str, str]:
+        phase = "closed" if self._closed.is_set() else "ended" if self._frames >= self._count else "live"
+        return phase, f"{phase}, frame {self._frames} of {self._count}"
 
     def close(self) -> None:
         self._closed.set()

@@ -1,8 +1,13 @@
-"""Names of files as people read and order them."""
+"""Names and addresses as people read and order them."""
 
 import os
 import re
+import unicodedata
+from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+LONGEST_NAME = 100  # of a class
 
 
 def as_text(path: Path | str) -> str:
@@ -22,3 +27,59 @@ def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     # Text stands at even places and numbers at odd ones, so that like is compared with like.
     parts = re.split(r"([0-9]+)", name.casefold())
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)], name
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a class may have this name, in a workspace and on a device.
+
+    Printable it need not be: emoji and Persian words are held together by characters that `isprintable` refuses.
+
+    >>> is_class_name("mug"), is_class_name("mug\\n")
+    (True, False)
+    """
+    if len(name) > LONGEST_NAME or not name.strip():
+        return False
+    return not any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name)
+
+
+def split_address(url: str, schemes: Collection[str]) -> SplitResult | None:
+    """The parts of an address of one of these kinds; None if it is not one, or its host or port cannot be.
+
+    >>> split_address("http://host:8081/models", ("http", "https")).port
+    8081
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in schemes and is_host(parts.hostname or "") and parts.port != 0
+    except ValueError:
+        return None
+    return parts if good and url.isprintable() and " " not in url else None
+
+
+def shown_address(url: str, schemes: Collection[str]) -> str | None:
+    """The address without what may be secret: user, password, query, `name=value` in the path; None if it is not one.
+
+    >>> shown_address("rtsp://admin:p@ss/word@10.0.0.7:554/cam/1?token=abc", ["rtsp"])
+    'rtsp://10.0.0.7:554/cam/1?…'
+    """
+    scheme, _, rest = url.partition("://")
+    # A password with an unescaped @, / or # must not be taken for a host or a path: all before the last @ goes.
+    parts = split_address(f"{scheme.lower()}://{rest.rpartition('@')[2]}", schemes)
+    if parts is None or not url.isprintable() or " " in url:
+        return None
+    path = "/".join("…" if "=" in part else part for part in parts.path.split("/"))
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    port = f":{parts.port}" if parts.port is not None else ""
+    return f"{parts.scheme}://{host}{port}{path}{'?…' if parts.query or parts.fragment else ''}"
+
+
+def is_host(name: str) -> bool:
+    """Whether a name can be looked up at all; Python's own failure at that is no OSError.
+
+    >>> is_host("camera.local"), is_host("camera..local"), is_host("x" * 64)
+    (True, False, False)
+    """
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False

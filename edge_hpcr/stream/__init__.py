@@ -6,34 +6,39 @@ from pathlib import Path
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.text import as_text
+from edge_hpcr.stream.camera import SCHEMES, network_camera, usb_camera
 from edge_hpcr.stream.contract import LABELS, BadFile, EndOfStream, Frame, Stream, StreamState
 from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
-from edge_hpcr.stream.network_camera import SCHEMES, NetworkCamera
-from edge_hpcr.stream.usb import UsbCamera
 from edge_hpcr.stream.video import Video
 from edge_hpcr.stream.watched import WatchedFolder
 
-__all__ = ["KINDS", "LABELS", "BadFile", "EndOfStream", "Frame", "Stream", "StreamState", "open_stream"]
+__all__ = [
+    "KINDS",
+    "LABELS",
+    "WATCH",
+    "BadFile",
+    "EndOfStream",
+    "Frame",
+    "Stream",
+    "StreamState",
+    "open_stream",
+]
 
 KINDS = (
     "a camera's number (0), a camera's address (rtsp://, http://, https://), a video file, a folder of images, "
     "watch:FOLDER, or digits"
 )
-WATCH = "watch:"
+WATCH = "watch:"  # before a folder: go on with the files that arrive later
 
 
 def open_stream(
-    spec: str,
-    labels: str = "none",
-    on_bad_file: BadFile | None = None,
-    fps: float | None = None,
-    watch: bool = False,
+    spec: str, labels: str = "none", on_bad_file: BadFile | None = None, fps: float | None = None
 ) -> Stream:
     """The stream that `spec` names; a `UserError` says what is wrong with it.
 
     `labels="folders"` takes class names from sub-folders (or the digits' own); `fps` is the pace of digits, a folder
-    or a video; `watch` goes on with the files that arrive in a folder later, as `watch:FOLDER` does.
+    or a video.
     """
     one_of("labels", labels, LABELS)
     if fps is not None and not (math.isfinite(fps) and 0 < fps <= 1000):
@@ -42,12 +47,14 @@ def open_stream(
     path = Path(place)
     if not place:  # which would be the current folder as a path
         raise UserError(f"there is no source {spec!r}: give {KINDS}")
-    if watch or place != spec:
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", place)
+    if place != spec:
+        if scheme:  # whose address may hold a password
+            raise UserError("only a folder can be watched, and not an address")
         _refuse_pace(fps)
         return WatchedFolder(path, labels, on_bad_file)
     if spec == "digits":
         return Digits(labels, fps)
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", spec)
     if (spec.isascii() and spec.isdecimal()) or scheme:
         return _camera(spec, scheme[1].lower() if scheme else None, labels, fps)
     if _exists(path) and path.is_dir():
@@ -65,10 +72,10 @@ def _camera(spec: str, scheme: str | None, labels: str, fps: float | None) -> St
     _refuse_labels(labels)
     _refuse_pace(fps)
     if scheme is not None:
-        return NetworkCamera(spec)
+        return network_camera(spec)
     if len(spec) > 4:
         raise UserError(f"there is no camera with the number {spec}: the first one is 0")
-    return UsbCamera(int(spec))
+    return usb_camera(int(spec))
 
 
 def _exists(path: Path) -> bool:

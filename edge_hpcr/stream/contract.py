@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ import numpy as np
 
 LABELS = ("none", "folders")
 
-# Told of each file that cannot be used and why; whether it is put into quarantine is the caller's business.
+# Told of each file that cannot be used, with a sentence that names it and says why.
 BadFile = Callable[[Path, str], None]
 
 
@@ -55,19 +57,31 @@ class Stream(ABC):
     """A source of frames. One thread reads; any thread may ask for the state or close."""
 
     name: str  # for people, and the origin of a camera's frames
-    live: bool  # frames pass by whether or not anybody looks; otherwise every frame is delivered
+    live = False  # True: frames pass by whether or not anybody looks; otherwise every frame is delivered
+    _frames = _dropped = _bad = 0
+    _size: tuple[int, int] | None = None
 
     @abstractmethod
     def read(self, timeout: float) -> Frame | None:
         """The next frame, or None if there was none within `timeout` seconds; `EndOfStream` at the end."""
 
     @abstractmethod
-    def state(self) -> StreamState:
-        """How it is doing at this moment."""
-
-    @abstractmethod
     def close(self) -> None:
         """Let go of the source, promptly even if that hangs; a `read` that waits ends with `EndOfStream`."""
+
+    @abstractmethod
+    def _doing(self) -> tuple[str, str]:
+        """Phase and message at this moment."""
+
+    def state(self) -> StreamState:
+        """How it is doing at this moment."""
+        phase, message = self._doing()
+        return StreamState(phase, message, self._frames, self._dropped, self._bad, self._size)
+
+    def _counted(self, frame: Frame) -> Frame:
+        self._frames += 1
+        self._size = frame.image.shape[1], frame.image.shape[0]
+        return frame
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +92,46 @@ class Stream(ABC):
         self.close()
 
 
-def size_of(image: np.ndarray) -> tuple[int, int]:
-    """Width and height."""
-    return image.shape[1], image.shape[0]
+class FileStream(Stream):
+    """Every frame of something that ends, once and in order, at most `fps` per second."""
+
+    def __init__(self, name: str, fps: float | None) -> None:
+        self.name = name
+        self._gap = 1 / fps if fps else 0.0
+        self._due = time.monotonic()
+        self._closed = threading.Event()
+        self._end: str | None = None
+
+    def read(self, timeout: float) -> Frame | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._end is not None and not self._closed.is_set():
+                raise EndOfStream(self._end)
+            now = time.monotonic()
+            self._closed.wait(max(0.0, min(self._due, deadline) - now))
+            if self._closed.is_set():
+                raise EndOfStream("closed")
+            if self._due > max(now, deadline):
+                return None
+            frame = self._next()
+            if frame is not None:
+                # Time lost before is not caught up with a burst.
+                self._due = max(self._due + self._gap, time.monotonic())
+                return self._counted(frame)
+            if self._end is None and time.monotonic() >= deadline:
+                return None
+
+    @abstractmethod
+    def _next(self) -> Frame | None:
+        """The next frame; None if it is a bad one, or if that was the end, of which `_end` then tells."""
+
+    def _doing(self) -> tuple[str, str]:
+        if self._closed.is_set():
+            return "closed", "closed"
+        return ("live", self._progress()) if self._end is None else ("ended", self._end)
+
+    @abstractmethod
+    def _progress(self) -> str: ...
+
+    def close(self) -> None:
+        self._closed.set()

@@ -1,26 +1,79 @@
-"""A folder of images: every one of them, once, in natural order."""
+"""A folder of images: in which order they come, which class they belong to, and how each becomes a frame."""
 
-import threading
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import as_text
-from edge_hpcr.stream.contract import BadFile, EndOfStream, Frame, Stream, StreamState, size_of
-from edge_hpcr.stream.decode import BadImage
-from edge_hpcr.stream.image_files import read_frame, walk
-from edge_hpcr.stream.pace import Pace
+from edge_hpcr.common.files import sha256
+from edge_hpcr.common.text import as_text, natural_order
+from edge_hpcr.stream.contract import BadFile, FileStream, Frame
+from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
 
 
 def require_folder(path: Path) -> None:
-    if not path.is_dir():
+    try:
+        found = path.is_dir()
+    except OSError as error:  # a name that is too long, or a folder above it that may not be read
+        raise UserError(f"{as_text(path)} cannot be read: {error.strerror}") from error
+    if not found:
         raise UserError(f"{as_text(path)}: there is no such folder")
 
 
-class Folder(Stream):
-    """All images below a folder; with `labels="folders"`, a first-level sub-folder's name is its images' class."""
+def walk(root: Path, on_bad_file: BadFile) -> Iterator[Path]:
+    """Every file below the folder in natural order, hidden ones left out; an `OSError` if the folder is not there.
 
-    live = False
+    A link to a folder is not followed, because it may lead out or round in circles.
+    """
+    levels = [iter(_listed(root))]
+    while levels:
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            continue
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            try:
+                levels.append(iter(_listed(path)))
+            except OSError as error:
+                on_bad_file(path, f"{as_text(path)}: this folder cannot be listed: {error.strerror}")
+        elif entry.is_symlink() and path.is_dir():
+            on_bad_file(path, f"{as_text(path)}: a link to a folder is not followed")
+        else:
+            yield path
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(shown, key=lambda entry: natural_order(entry.name))
+
+
+def class_of(path: Path, root: Path, labels: str) -> str | None:
+    """The name of the first folder on the way to the file, if that is where labels come from."""
+    parts = path.relative_to(root).parts
+    return as_text(parts[0]) if labels == "folders" and len(parts) > 1 else None
+
+
+def read_frame(path: Path, root: Path, labels: str) -> Frame:
+    """The image in a file below `root`; `BadImage` says why it cannot be used."""
+    # Asked here and not when the folder was listed: a link may have changed in between.
+    inside = os.path.realpath(root)
+    if os.path.commonpath([inside, os.path.realpath(path)]) != inside:
+        raise BadImage(f"{as_text(path)} leads out of the folder: such a link is not followed")
+    data = read_bytes(path)
+    return Frame(
+        image=decode_image(data, str(path)),
+        origin=as_text(path),
+        label=class_of(path, root, labels),
+        digest=sha256(data),
+        at=time.time(),
+    )
+
+
+class Folder(FileStream):
+    """All images below a folder; with `labels="folders"`, a first-level sub-folder's name is its images' class."""
 
     def __init__(
         self,
@@ -30,33 +83,13 @@ class Folder(Stream):
         fps: float | None = None,
     ) -> None:
         require_folder(path)
-        self.name = as_text(path)
+        super().__init__(as_text(path), fps)
         self._root = path
         self._labels = labels
         self._on_bad_file = on_bad_file
-        self._pace = Pace(fps)
         self._files = walk(path, self._refuse)
-        self._closed = threading.Event()
-        self._end: str | None = None
-        self._frames = 0
-        self._bad = 0
-        self._size: tuple[int, int] | None = None
-
-    def read(self, timeout: float) -> Frame | None:
-        deadline = time.monotonic() + timeout
-        while True:
-            if self._closed.is_set():
-                raise EndOfStream("closed")
-            if self._end is not None:
-                raise EndOfStream(self._end)
-            if not self._pace.wait(max(0.0, deadline - time.monotonic()), self._closed):
-                return None
-            frame = None if self._closed.is_set() else self._next()
-            if frame is not None or time.monotonic() >= deadline:
-                return frame
 
     def _next(self) -> Frame | None:
-        """The next file's frame; None if it is a bad one, or if that was the end."""
         try:
             path = next(self._files, None)
         except OSError as error:
@@ -66,18 +99,14 @@ class Folder(Stream):
             self._stop()
             return None
         try:
-            frame = read_frame(path, self._root, self._labels)
+            return read_frame(path, self._root, self._labels)
         except BadImage as error:
             # When the whole folder is gone, that is the one thing to say, and not each of its files.
             if self._root.is_dir():
                 self._refuse(path, str(error))
             else:
                 self._stop()
-            return None
-        self._frames += 1
-        self._size = size_of(frame.image)
-        self._pace.delivered()
-        return frame
+        return None
 
     def _stop(self, problem: str = "") -> None:
         if not self._root.is_dir():
@@ -89,13 +118,5 @@ class Folder(Stream):
         if self._on_bad_file is not None:
             self._on_bad_file(path, reason)
 
-    def state(self) -> StreamState:
-        phase, message = "live", f"live, {self._frames} images so far"
-        if self._closed.is_set():
-            phase, message = "closed", "closed"
-        elif self._end is not None:
-            phase, message = "ended", self._end
-        return StreamState(phase, message, self._frames, 0, self._bad, self._size)
-
-    def close(self) -> None:
-        self._closed.set()
+    def _progress(self) -> str:
+        return f"live, {self._frames} images so far"

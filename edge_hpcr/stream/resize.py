@@ -1,8 +1,4 @@
-"""The one resize rule: what a network sees of a frame, in training and on a device alike.
-
-Imports numpy and OpenCV only. `edge_hpcr` imports this file, and that is the only import in that direction: the device
-runtime has neither torch nor `edge_hpcr`, and a second copy of the rule would drift away from the first.
-"""
+"""The one resize rule: what a network sees of a frame, in training and on a device alike."""
 
 import cv2
 import numpy as np

@@ -7,20 +7,17 @@ from pathlib import Path
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import as_text
 from edge_hpcr.stream.captures import is_image, open_ffmpeg, refuse_undecodable
-from edge_hpcr.stream.contract import EndOfStream, Frame, Stream, StreamState, size_of
-from edge_hpcr.stream.pace import Pace
+from edge_hpcr.stream.contract import FileStream, Frame
 
 # OpenCV says the same of a damaged frame and of the end; after so many in a row it is the end.
 MOST_DAMAGED_IN_A_ROW = 100
 
 
-class Video(Stream):
+class Video(FileStream):
     """A file that OpenCV's FFmpeg can read, turned upright as its metadata says."""
 
-    live = False
-
     def __init__(self, path: Path, fps: float | None = None) -> None:
-        self.name = as_text(path)
+        super().__init__(as_text(path), fps)
         refuse_undecodable(str(path), self.name)
         if not path.is_file():
             raise UserError(f"{self.name}: there is no such video file")
@@ -28,51 +25,37 @@ class Video(Stream):
         self._capture = open_ffmpeg(str(path.absolute()))
         if not self._capture.is_open():
             raise UserError(
-                f"{self.name}: cannot be read as a video: is it whole, of a kind that FFmpeg knows, and readable?"
+                f"{self.name}: cannot be read as a video: is it whole, of a kind that FFmpeg knows, and readable? "
+                "(A single image goes into a folder.)"
             )
         self._expected = self._capture.expected_frames()
-        self._pace = Pace(fps)
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._ended = False
-        self._frames = 0
-        self._bad = 0
-        self._size: tuple[int, int] | None = None
+        self._reading = threading.Lock()
+        self._damaged = 0  # in a row
 
-    def read(self, timeout: float) -> Frame | None:
-        if not self._ended and not self._pace.wait(timeout, self._closed):
-            return None
-        with self._lock:
+    def _next(self) -> Frame | None:
+        with self._reading:
             if self._closed.is_set():
-                raise EndOfStream("closed")
-            damaged = 0
-            while not self._ended and damaged < MOST_DAMAGED_IN_A_ROW:
-                came, image = self._capture.read()
-                if is_image(image):
-                    self._bad += damaged
-                    self._frames += 1
-                    self._size = size_of(image)
-                    self._pace.delivered()
-                    return Frame(image, self.name, None, None, time.time())
-                if came:
-                    self._bad += 1  # certainly damaged, where a `damaged` one may be the end
-                else:
-                    damaged += 1
-            self._ended = True
-        raise EndOfStream(self.state().message)
+                return None
+            came, image = self._capture.read()
+        if is_image(image):
+            self._bad += self._damaged
+            self._damaged = 0
+            return Frame(image, self.name, None, None, time.time())
+        if came:
+            self._bad += 1  # certainly damaged, where a `_damaged` one may be the end
+        else:
+            self._damaged += 1
+        if self._damaged >= MOST_DAMAGED_IN_A_ROW:
+            self._end = f"ended after {self._frames}{self._of_expected()} frames"
+        return None
 
-    def state(self) -> StreamState:
-        phase, message = "live", f"live, frame {self._frames}{self._of_expected()}"
-        if self._closed.is_set():
-            phase, message = "closed", "closed"
-        elif self._ended:
-            phase, message = "ended", f"ended after {self._frames}{self._of_expected()} frames"
-        return StreamState(phase, message, self._frames, 0, self._bad, self._size)
-
-    def close(self) -> None:
-        self._closed.set()
-        with self._lock:
-            self._capture.release()
+    def _progress(self) -> str:
+        return f"live, frame {self._frames}{self._of_expected()}"
 
     def _of_expected(self) -> str:
         return f" of {self._expected}" if self._expected > self._frames else ""
+
+    def close(self) -> None:
+        super().close()
+        with self._reading:
+            self._capture.release()

@@ -15,10 +15,9 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from edge_hpcr.common.text import as_text
-from edge_hpcr.stream.contract import BadFile, EndOfStream, Frame, Stream, StreamState, size_of
+from edge_hpcr.stream.contract import BadFile, EndOfStream, Frame, Stream
 from edge_hpcr.stream.decode import BadImage
-from edge_hpcr.stream.folder import require_folder
-from edge_hpcr.stream.image_files import class_of, read_frame, walk
+from edge_hpcr.stream.folder import class_of, read_frame, require_folder, walk
 
 LOOK_SECONDS = 0.1  # how often files that are not complete, and the folder itself, are looked at
 SCAN_SHARE = 20  # a look through a large folder may take at most this part of the time
@@ -46,8 +45,6 @@ class _Taken:
 class WatchedFolder(Stream):
     """Every version of every file, once. A folder that disappears is watched again when it comes back."""
 
-    live = False
-
     def __init__(
         self,
         path: Path,
@@ -63,9 +60,8 @@ class WatchedFolder(Stream):
         self._on_bad_file = on_bad_file
         self._settle_seconds = settle_seconds
         self._scan_seconds = scan_seconds
-        self._changed = (
-            threading.Condition()
-        )  # guards what follows, against the observer's thread and `close`
+        # Guards what follows against the observer's thread and `close`.
+        self._changed = threading.Condition()
         self._closed = False
         self._waiting: dict[Path, _Waiting] = {}
         self._taken: dict[Path, _Taken] = {}
@@ -73,9 +69,6 @@ class WatchedFolder(Stream):
         self._observer: BaseObserver | None = None
         self._next_scan = 0.0
         self._problem = ""
-        self._frames = 0
-        self._bad = 0
-        self._size: tuple[int, int] | None = None
 
     def read(self, timeout: float) -> Frame | None:
         deadline = time.monotonic() + timeout
@@ -97,15 +90,14 @@ class WatchedFolder(Stream):
                 if complete is None:
                     self._changed.wait(min(left, LOOK_SECONDS))
 
-    def state(self) -> StreamState:
+    def _doing(self) -> tuple[str, str]:
         with self._changed:
-            phase, message = "live", f"live, {self._frames} images so far{self._problem}"
             if self._closed:
-                phase, message = "closed", "closed"
-            elif self._identity is None:
+                return "closed", "closed"
+            if self._identity is None:
                 phase = "reconnecting" if self._problem else "opening"
-                message = f"{phase}{self._problem}"
-            return StreamState(phase, message, self._frames, 0, self._bad, self._size)
+                return phase, f"{phase}{self._problem}"
+            return "live", f"live, {self._frames} images so far{self._problem}"
 
     def close(self) -> None:
         with self._changed:
@@ -258,9 +250,7 @@ class WatchedFolder(Stream):
             if frame is not None:
                 if before is not None and before.digest == frame.digest:
                     return None  # only its time has changed
-                self._frames += 1
-                self._size = size_of(frame.image)
-                return frame
+                return self._counted(frame)
         self._refuse(path, reason)
         return None
 

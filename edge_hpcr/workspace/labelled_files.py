@@ -15,7 +15,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import as_text, natural_order
 from edge_hpcr.stream.contract import BadFile
 from edge_hpcr.stream.decode import MAX_BYTES, BadImage, read_bytes
-from edge_hpcr.stream.image_files import walk
+from edge_hpcr.stream.folder import walk
 
 MOST_ENTRIES = 200_000  # in a zip
 MOST_BYTES = 20_000_000_000  # of a zip, unpacked

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-
-LONGEST_NAME = 100
+from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 
 
 class SampleState(NamedTuple):
@@ -161,7 +160,7 @@ def clean_name(name: str) -> str:
     if len(name) > LONGEST_NAME:
         raise UserError(f"class name {name[:20]!r}… has {len(name)} characters: give at most {LONGEST_NAME}")
     # Surrogates cannot be stored as UTF-8; separators other than a space would break a list of names.
-    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+    if not is_class_name(name):
         raise UserError(f"class name {name!r} holds control characters: use letters, digits and signs")
     return name
 

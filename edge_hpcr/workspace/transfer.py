@@ -266,7 +266,7 @@ class _Import:
         self.workspace.quarantine(path, reason)
         self.result.bad += 1
         if len(self.result.reasons) < REASONS_KEPT:
-            self.result.reasons.append(reason if as_text(path) in reason else f"{as_text(path)}: {reason}")
+            self.result.reasons.append(reason)
 
     def plan(self, files: list[SourceFile]) -> list[tuple[str, list[SourceFile]]]:
         """Each class's files, a few at a time and in turn; what belongs to no class is refused."""

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from export.device.frames import Frame
+from edge_hpcr.stream import Frame
 from export.device.model import Result
 
 SMALLEST_WIDTH = 480

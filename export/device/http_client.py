@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import split_address
 from export.device.errors import BadModel, Unavailable
 
 MOST_REDIRECTS = 3
@@ -147,12 +148,8 @@ class Server:
 
 def _checked(url: str) -> SplitResult:
     """The address, or a `UserError` that does not repeat what may hold a password."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and is_host(parts.hostname or "") and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or not url.isascii() or not url.isprintable() or " " in url:
+    parts = split_address(url, ("http", "https"))
+    if parts is None or not url.isascii():
         raise UserError(
             "the models' address is not understood: write it as http://HOST:PORT/PATH or https://…"
         )
@@ -163,18 +160,6 @@ def _checked(url: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise UserError("the models' address must be that of a folder, without ? and #")
     return parts
-
-
-def is_host(name: str) -> bool:
-    """Whether a name can be looked up at all; Python's own failure at that is no OSError.
-
-    >>> is_host("camera.local"), is_host("camera..local"), is_host("x" * 64)
-    (True, False, False)
-    """
-    try:
-        return bool(name.encode("idna"))
-    except UnicodeError:
-        return False
 
 
 def _place(parts: SplitResult) -> tuple[str, str | None, int]:

@@ -11,12 +11,12 @@ import math
 import os
 import re
 import stat
-import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from edge_hpcr.common.files import sha256
+from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 from export.device.errors import BadModel
 
 FORMAT = 1
@@ -27,7 +27,6 @@ LARGEST_MANIFEST = 32_000_000
 LARGEST_LATEST = 65_536
 LARGEST_SIDE = 1024
 MOST_CLASSES = 65_535
-LONGEST_NAME = 100
 # The trainer asks for 1e-4. A device allows more, because it only guards against a file that should never have left.
 MOST_SCORE_DIFFERENCE = 0.01
 
@@ -159,7 +158,7 @@ class _Facts:
 
     def name(self, key: str) -> str:
         value = self.values.get(key)
-        if not isinstance(value, str) or not is_name(value):
+        if not isinstance(value, str) or not is_class_name(value):
             raise self.refuse(
                 key, f"text of 1 to {LONGEST_NAME} characters without line breaks and control characters"
             )
@@ -233,19 +232,6 @@ def is_number(value: Any) -> TypeGuard[float]:
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 2**63
     return isinstance(value, float) and math.isfinite(value)
-
-
-def is_name(name: str) -> bool:
-    """Whether a class may have this name: the rule of the learner's `clean_name`, which no device can import.
-
-    Printable it need not be: emoji and Persian words are held together by characters that `isprintable` refuses.
-
-    >>> is_name("mug"), is_name("mug\\n")
-    (True, False)
-    """
-    if len(name) > LONGEST_NAME or not name.strip():
-        return False
-    return not any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name)
 
 
 def parse_classes(value: Any, where: str) -> tuple[ClassLabel, ...]:

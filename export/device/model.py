@@ -1,6 +1,6 @@
 """A published model on a device: loaded only if it is whole, then asked for what it sees.
 
-Needs NumPy, OpenCV and ONNX Runtime. A model is refused with `BadModel` unless its bytes are those of its manifest, its
+A model is refused with `BadModel` unless its bytes are those of its manifest, its
 inputs, outputs and metadata fit together, and it answers test images with probabilities.
 
     classifier = Classifier.load("workspace/exports")

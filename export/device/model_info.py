@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from edge_hpcr.common.text import LONGEST_NAME
 from edge_hpcr.stream.resize import check_rule
 from export.device.errors import BadModel
 from export.device.manifest import (
     FORMAT,
     LARGEST_SIDE,
-    LONGEST_NAME,
     ClassLabel,
     Manifest,
     is_number,

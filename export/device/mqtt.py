@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from export.device.http_client import is_host
+from edge_hpcr.common.text import is_host
 
 DEFAULT_TOPIC = "edge-hpcr"
 DEFAULT_PORT = 1883

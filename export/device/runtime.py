@@ -1,6 +1,6 @@
 """`python -m export.runtime`: classify what a camera sees, a JSON line a frame, and change to better models on the way.
 
-stdout carries results only; what there is to tell goes to stderr, a line each. Needs NumPy, OpenCV and ONNX Runtime.
+stdout carries results only; what there is to tell goes to stderr, a line each. Needs what export/requirements.txt lists.
 """
 
 import argparse
@@ -18,14 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-# OpenCV reads it once, when it is loaded: an image is refused by its header, before memory is taken for its pixels.
-os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
-
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import KINDS, WATCH, EndOfStream, Frame, Stream, open_stream
 from export.device.access_token import VARIABLE, read_token
 from export.device.display import Display, Page, open_display
 from export.device.errors import BadModel, OneLineParser
-from export.device.frames import EndOfFrames, Frame, Frames, open_frames
 from export.device.heartbeat import Heartbeat
 from export.device.hot_swap import HotSwap
 from export.device.http_models import HttpModels
@@ -42,7 +39,6 @@ examples:
   python -m export.runtime --models model.onnx --source photos/ --top 1
 """
 READ_SECONDS = 0.5
-SILENCE_SECONDS = 15.0
 STOP_SECONDS = 2.0  # for the frame at hand, once somebody asked for the end
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -162,14 +158,15 @@ def run(options: argparse.Namespace, stop: _Stop) -> int:
         heartbeat = Heartbeat(options.heartbeat, tell) if options.heartbeat else None
         display: Display | None = keep(open_display(options.display)) if options.display else None
         sender: MqttSender | None = keep(MqttSender(options.mqtt)) if options.mqtt else None
-        frames: Frames = keep(open_frames(options.source, tell, options.watch))
+        place = WATCH + options.source.removeprefix(WATCH) if options.watch else options.source
+        stream: Stream = keep(open_stream(place, on_bad_file=lambda _, reason: tell(reason)))
         swap = keep(HotSwap(source, _loading(options), tell, options.poll, options.min_agreement))
         with stop.at_once():
             swap.first(options.wait)
         swap.start()
         if isinstance(display, Page):
             tell(f"the picture is at {display.name}")
-        _Loop(options, stop, swap, frames, display, sender, heartbeat).run()
+        _Loop(options, stop, swap, stream, display, sender, heartbeat).run()
     return 0
 
 
@@ -200,7 +197,7 @@ class _Loop:
         options: argparse.Namespace,
         stop: _Stop,
         swap: HotSwap,
-        frames: Frames,
+        stream: Stream,
         display: Display | None,
         sender: MqttSender | None,
         heartbeat: Heartbeat | None,
@@ -208,29 +205,29 @@ class _Loop:
         self._options = options
         self._stop = stop
         self._swap = swap
-        self._frames = frames
+        self._stream = stream
         self._display = display
         self._sender = sender
         self._heartbeat = heartbeat
         self._problem: str | None = None
-        self._silent = False
+        self._lost = False
 
     def run(self) -> None:
         read = answered = 0
-        last = time.monotonic()
         most = self._options.count
         while not self._stop.asked and (most is None or answered < most):
             try:
-                frame = self._frames.read(READ_SECONDS)
-            except EndOfFrames:
+                frame = self._stream.read(READ_SECONDS)
+            except EndOfStream as end:
+                if not read:
+                    raise UserError(f"{self._stream.name}: there is no image in it ({end})") from None
+                tell(f"{self._stream.name}: {end}")
                 return
+            self._follow_source()
             if frame is None:
-                self._mind_silence(time.monotonic() - last)
-                if self._options.watch:
+                if not self._stream.live:
                     self._beat()  # nothing came, and nothing had to
                 continue
-            last = time.monotonic()
-            self._silent = False
             read += 1
             if (read - 1) % self._options.every:
                 self._beat()
@@ -242,10 +239,15 @@ class _Loop:
         if self._heartbeat is not None:
             self._heartbeat.beat()
 
-    def _mind_silence(self, seconds: float) -> None:
-        if seconds > SILENCE_SECONDS and not self._silent and not self._options.watch:
-            self._silent = True
-            tell(f"{self._frames.name}: no frame for {seconds:.0f} s")
+    def _follow_source(self) -> None:
+        """Tell once that the source is in trouble, and once that it is not any more."""
+        state = self._stream.state()
+        if self._lost and state.phase == "live":
+            self._lost = False
+            tell(f"{self._stream.name}: works again")
+        elif not self._lost and state.phase in ("stalled", "reconnecting"):
+            self._lost = True
+            tell(f"{self._stream.name}: {state.message}")
 
     def _answer(self, frame: Frame, number: int) -> bool:
         classifier = self._swap.classifier  # once: a swap waits for the next frame
@@ -307,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
         "--source",
         required=True,
         metavar="SRC",
-        help="a camera's number, an rtsp:// or http(s):// address, a video file, or a folder of images",
+        help=KINDS,
     )
     out = parser.add_argument_group("what comes out")
     out.add_argument("--top", type=_whole(1), default=3, metavar="N", help="answers a frame (default: 3)")

@@ -1,4 +1,4 @@
-"""A camera that is opened again for ever, whatever it does.
+"""Cameras at this computer or in the network, reopened as often as it takes.
 
 Two kinds of threads. A reader sits in OpenCV, which may hang there for minutes and cannot be interrupted. The keeper
 never calls OpenCV: it starts a reader, watches it, gives it up when no frame comes, waits, and starts the next one.
@@ -9,24 +9,57 @@ the camera's current attempt.
 import atexit
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 
 import cv2
-import numpy as np
 
-from edge_hpcr.stream.captures import Capture, is_image
-from edge_hpcr.stream.contract import Frame, Stream, StreamState, size_of
-from edge_hpcr.stream.newest import NewestFrame
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import shown_address
+from edge_hpcr.stream.captures import Capture, is_image, open_camera, open_ffmpeg, refuse_undecodable
+from edge_hpcr.stream.contract import EndOfStream, Frame, Stream
 
+SCHEMES = ("rtsp", "rtsps", "http", "https")
 MISSES_IN_A_ROW = 5  # a single damaged frame is no reason to reopen; so many are
-MOST_ABANDONED = (
-    4  # readers that hang for ever each keep a thread and a device: there must not be more and more
-)
+MOST_ABANDONED = 4  # readers that hang each keep a thread and a device: their number must be limited
 RATE_FRAMES = 30
 CLOSE_SECONDS = 0.5
+
+
+class NewestFrame:
+    """The slot between a camera's thread and its reader: a frame that nobody took is overwritten and counted."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._frame: Frame | None = None
+        self._closed = False
+        self.dropped = 0
+
+    def put(self, frame: Frame) -> None:
+        """Never waits."""
+        with self._changed:
+            if self._frame is not None:
+                self.dropped += 1
+            self._frame = frame
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> Frame | None:
+        """The newest frame, or None after `timeout` seconds; `EndOfStream` once the slot is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout)
+            if self._closed:
+                raise EndOfStream("closed")
+            frame, self._frame = self._frame, None
+            return frame
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -35,7 +68,7 @@ class Patience:
 
     stall_seconds: float = 5.0  # without a frame for so long, it is called stalled
     give_up_seconds: float = 15.0  # and after so long, it is opened again
-    waits: tuple[float, ...] = (1, 2, 4, 8, 16, 30)  # before each try; the last one for ever
+    waits: tuple[float, ...] = (1, 2, 4, 8, 16, 30)  # before each try; the last one from then on
 
     @property
     def library_seconds(self) -> float:
@@ -58,7 +91,7 @@ class _Attempt:
         return self.times[-1] if self.times else self.opened or self.started
 
 
-class ReopeningCamera(Stream):
+class Camera(Stream):
     """The newest frame of a camera; `open_capture` is called in a thread of its own and may hang."""
 
     live = True
@@ -77,9 +110,6 @@ class ReopeningCamera(Stream):
         self._reason: str | None = None  # why it was lost the last time; None before the first failure
         self._failures = 0
         self._next_try = 0.0
-        self._frames = 0
-        self._bad = 0
-        self._size: tuple[int, int] | None = None
         self._keeper = threading.Thread(target=self._keep, name=f"keeper of {name}", daemon=True)
         self._keeper.start()
         # A thread that comes back from OpenCV while Python shuts down ends the process with an abort.
@@ -100,13 +130,12 @@ class ReopeningCamera(Stream):
             # A healthy camera is let go within a frame's time; one that hangs is not waited for.
             attempt.reader.join(CLOSE_SECONDS)
 
-    def state(self) -> StreamState:
+    def _doing(self) -> tuple[str, str]:
         with self._changed:
-            phase, message = self._phase(time.monotonic())
-            return StreamState(phase, message, self._frames, self._newest.dropped, self._bad, self._size)
+            self._dropped = self._newest.dropped
+            return self._phase(self._attempt, time.monotonic())
 
-    def _phase(self, now: float) -> tuple[str, str]:
-        attempt = self._attempt
+    def _phase(self, attempt: _Attempt | None, now: float) -> tuple[str, str]:
         if self._closed:
             return "closed", "closed"
         if attempt is None:
@@ -173,7 +202,7 @@ class ReopeningCamera(Stream):
     # The reader's thread.
 
     def _run_reader(self, attempt: _Attempt) -> None:
-        reason = "its reader broke down"
+        reason = "closed"
         try:
             capture = self._open_capture()
             try:
@@ -183,6 +212,11 @@ class ReopeningCamera(Stream):
         except cv2.error as error:
             # Its text may hold the address and thus a password.
             reason = f"OpenCV reports error {error.code}"
+        except Exception as error:  # whatever it is, the camera must be reopened and its state must say why
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = (
+                f"its reader broke down ({type(error).__name__}, {Path(place.filename).name}:{place.lineno})"
+            )
         finally:
             with self._changed:
                 attempt.ended = reason
@@ -202,20 +236,34 @@ class ReopeningCamera(Stream):
                 if self._attempt is not attempt:
                     return "given up"
                 if good:
-                    self._accept(attempt, image)
+                    attempt.times.append(time.monotonic())
+                    self._failures = 0
+                    self._newest.put(self._counted(Frame(image, self.name, None, None, time.time())))
                 elif came:
                     self._bad += 1
             misses = 0 if good else misses + 1
         return "it sends only damaged frames" if came else "it sends no more frames"
 
-    def _accept(self, attempt: _Attempt, image: np.ndarray) -> None:
-        attempt.times.append(time.monotonic())
-        self._frames += 1
-        self._size = size_of(image)
-        self._failures = 0
-        self._newest.put(Frame(image, self.name, None, None, time.time()))
-
 
 def _rate(times: deque[float]) -> str:
     seconds = times[-1] - times[0]
     return f", {(len(times) - 1) / seconds:.1f} frames/s" if seconds > 0 else ""
+
+
+def usb_camera(index: int, patience: Patience | None = None) -> Camera:
+    """A camera at this computer: 0 is mostly the built-in or the only one. One that is not there yet is waited for."""
+    return Camera(f"camera {index}", lambda: open_camera(index), patience)
+
+
+def network_camera(url: str, patience: Patience | None = None) -> Camera:
+    """A camera by its RTSP or motion-JPEG address, of which only what is not secret is ever shown."""
+    patience = patience or Patience()
+    name = shown_address(url, SCHEMES)
+    if name is None:
+        choices = ", ".join(f"{each}://" for each in SCHEMES)
+        raise UserError(
+            f"the camera's address is not understood: write it as {choices} and then HOST:PORT/PATH "
+            "(special characters in a password as %40 for @, %2F for /)"
+        )
+    refuse_undecodable(url, name)
+    return Camera(name, lambda: open_ffmpeg(url, patience.library_seconds), patience)
