@@ -224,13 +224,16 @@ def bench(method: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_method_of_an_installed_package_runs_beside_a_broken_one_that_is_named(tmp_path: Path) -> None:
-    install(tmp_path, "good_plug_in", PLUG_IN.format(name="ours"))
+def test_the_method_of_the_page_runs_from_an_installed_package_beside_a_broken_one_that_is_named(
+    tmp_path: Path,
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "add-a-method.md").read_text()
+    install(tmp_path, "er_focal", page.partition("```python\n")[2].partition("```")[0])
     install(tmp_path, "bad_plug_in", "import a_module_that_nobody_has")
-    run = bench("ours", tmp_path)
+    run = bench("er_focal", tmp_path)
     assert run.returncode == 0, run.stderr
-    (result,) = (tmp_path / "runs").glob("digits-ours-*.json")
-    assert json.loads(result.read_text())["method"] == "ours"
+    (result,) = (tmp_path / "runs").glob("digits-er_focal-*.json")
+    assert json.loads(result.read_text())["method"] == "er_focal"
     refused = bench("bad_plug_in", tmp_path)
     assert refused.returncode == 2
     assert "plug-in 'bad_plug_in' cannot be loaded (ModuleNotFoundError" in refused.stderr.splitlines()[-1]
