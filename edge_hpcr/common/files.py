@@ -1,10 +1,12 @@
 """Files that survive a power cut, locks between processes, and the hash that tells whether a file is the right one."""
 
 import hashlib
+import io
 import os
+import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -31,6 +33,49 @@ def sha256(content: Path | bytes) -> str:
         return hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_regular(path: Path, limit: int, refuse: Callable[[str], Exception], follow: bool = True) -> bytes:
+    """The contents of a regular file of at most `limit` bytes; `refuse` makes the error to raise out of the reason."""
+    with open_regular(path, limit, refuse, follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            data = file.read(size + 1)
+        except OSError as error:
+            raise refuse(reason_of(error)) from error
+    if len(data) != size:
+        raise refuse("it changed while it was read")
+    return data
+
+
+def open_regular(
+    path: Path, limit: int, refuse: Callable[[str], Exception], follow: bool = True
+) -> io.BufferedReader:
+    """As `read_regular`, opened: what is checked and what is read are one file, whatever happens to its name."""
+    # Not blocking: opening a named pipe would wait for somebody to write into it.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if not follow:
+            if path.is_symlink():
+                raise refuse("it is a link, and links are not followed here")
+            flags |= getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:  # a ValueError: a zero byte in the name
+        raise refuse(reason_of(error)) from error
+    state = os.fstat(descriptor)
+    problem = "" if stat.S_ISREG(state.st_mode) else "not a regular file but a directory, a pipe or a device"
+    if state.st_size > limit:
+        problem = f"it has more than {limit:,} bytes"
+    if problem:
+        # Before it is a Python file: of a folder, none can be made, and nobody would close it.
+        os.close(descriptor)
+        raise refuse(problem)
+    return os.fdopen(descriptor, "rb")
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file operation failed, without the path that the caller names anyway."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def flush_to_disk(path: Path) -> None:

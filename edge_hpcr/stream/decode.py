@@ -6,8 +6,6 @@ by clipping), and of an animation the first frame is taken.
 """
 
 import io
-import os
-import stat
 import struct
 import warnings
 import zlib
@@ -17,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import read_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 50_000_000
@@ -50,25 +49,9 @@ def read_image(path: Path, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BY
     return decode_image(read_bytes(path, max_bytes), str(path), max_pixels)
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES, follow: bool = True) -> bytes:
     """A regular file's contents, if they are not too many; never waits for a pipe or a device."""
-    try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _bad(str(path), "it is not a regular file (a pipe or a device?)")
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise _bad(str(path), error.strerror or str(error)) from error
-    except ValueError as error:  # a zero byte in the name
-        raise _bad(str(path), str(error)) from error
-    if len(data) > max_bytes:
-        raise _bad(str(path), f"the file has more than {max_bytes:,} bytes")
-    return data
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # A pipe that nobody writes to would block already the opening. (Windows has neither the pipes nor the flag.)
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return read_regular(path, max_bytes, lambda reason: _bad(str(path), reason), follow)
 
 
 def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:

@@ -56,7 +56,11 @@ def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> It
         except OSError as error:
             raise UserError(f"{source} cannot be listed: {error.strerror}") from error
         yield [
-            SourceFile(tuple(map(as_text, path.relative_to(source).parts)), path, partial(_read_file, path))
+            SourceFile(
+                tuple(map(as_text, path.relative_to(source).parts)),
+                path,
+                partial(read_bytes, path, follow=False),
+            )
             for path in paths
         ]
         return
@@ -68,12 +72,6 @@ def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> It
         raise UserError(f"{name} cannot be read: {error.strerror}") from error
     with bundle:
         yield _without_top(_zip_files(name, bundle))
-
-
-def _read_file(path: Path) -> bytes:
-    if path.is_symlink():
-        raise BadImage(f"{as_text(path)} is a link: links are not followed")
-    return read_bytes(path)
 
 
 def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:

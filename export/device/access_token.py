@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
-from export.device.manifest import reason_of
+from edge_hpcr.common.files import reason_of
 
 VARIABLE = "EDGE_HPCR_TOKEN"
 SHORTEST = 16

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import reason_of
 from export.device.errors import OneLineParser
-from export.device.manifest import reason_of
 
 EVERY_SECONDS = 1.0
 MOST_SECONDS = 60.0  # a camera is opened again within half of that

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edge_hpcr.common.files import Locked, flush_to_disk, locked, sha256, write_atomically
+from edge_hpcr.common.files import Locked, flush_to_disk, locked, reason_of, sha256, write_atomically
 from export.device import manifest as files
 from export.device.errors import BadModel, Unavailable
 from export.device.http_client import Server
@@ -95,7 +95,7 @@ class HttpModels(ModelSource):
             raise Unavailable(str(error)) from None
         except OSError as error:
             raise Unavailable(
-                f"cannot keep models in {self._cache}: {files.reason_of(error)} (--cache names another folder)"
+                f"cannot keep models in {self._cache}: {reason_of(error)} (--cache names another folder)"
             ) from None
 
     def _make_room(self, wanted: Path) -> None:

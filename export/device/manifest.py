@@ -8,14 +8,13 @@ exports/v000017/model.onnx        and its variants
 import io
 import json
 import math
-import os
 import re
-import stat
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from edge_hpcr.common.files import sha256
+from edge_hpcr.common.files import open_regular, read_regular, reason_of, sha256
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 from export.device.errors import BadModel
 
@@ -266,43 +265,16 @@ def parse_threshold(value: Any, where: str) -> float | None:
 
 def read_plain_file(path: Path, limit: int, follow: bool = False) -> bytes:
     """The bytes of a regular file of at most `limit` bytes, and not of what a link points to, unless `follow`."""
-    with open_plain_file(path, limit, follow) as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            data = file.read(size + 1)
-        except OSError as error:
-            raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
-    if len(data) != size:
-        raise BadModel(f"{path}: it changed while it was read")
-    return data
+    return read_regular(path, limit, partial(_unreadable, path), follow)
 
 
-def open_plain_file(path: Path, limit: int, follow: bool = False) -> io.BufferedReader:
-    """As `read_plain_file`, opened: what is checked and what is read are one file, whatever happens to its name."""
-    # Not blocking: opening a named pipe would wait for somebody to write into it.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        if not follow:
-            if path.is_symlink():
-                raise BadModel(f"{path}: a link, and not a file of its own folder")
-            flags |= getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(path, flags)
-    except (OSError, ValueError) as error:
-        raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
-    state = os.fstat(descriptor)
-    problem = "" if stat.S_ISREG(state.st_mode) else "not a regular file"
-    if state.st_size > limit:
-        problem = f"{state.st_size} bytes; more than {limit} are refused"
-    if problem:
-        # Before it is a Python file: of a folder, none can be made, and nobody would close it.
-        os.close(descriptor)
-        raise BadModel(f"{path}: {problem}")
-    return os.fdopen(descriptor, "rb")
+def open_plain_file(path: Path, limit: int) -> io.BufferedReader:
+    """As `read_plain_file`, opened."""
+    return open_regular(path, limit, partial(_unreadable, path), follow=False)
 
 
-def reason_of(error: Exception) -> str:
-    """Why a file operation failed, without the path that the caller names anyway."""
-    return getattr(error, "strerror", None) or str(error)
+def _unreadable(path: Path, reason: str) -> BadModel:
+    return BadModel(f"{path}: cannot be read: {reason}")
 
 
 def read_latest(exports: Path) -> Latest:
@@ -342,6 +314,6 @@ def _refuse_linked_folder(folder: Path) -> None:
     try:
         linked = folder.is_symlink()
     except OSError as error:
-        raise BadModel(f"{folder}: cannot be read: {reason_of(error)}") from None
+        raise _unreadable(folder, reason_of(error)) from None
     if linked:
         raise BadModel(f"{folder}: a link, and not a folder of its own")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_hpcr.common.errors import one_of
+from edge_hpcr.common.files import reason_of
 from edge_hpcr.stream.resize import prepare
 from export.device import manifest as files
 from export.device.errors import BadModel as BadModel
@@ -86,7 +87,7 @@ class Classifier:
             if (folder / files.MANIFEST).exists():
                 return cls.load_version(folder, files.read_manifest(folder), *how)
         except OSError as error:
-            raise BadModel(f"{path}: cannot be read: {files.reason_of(error)}") from None
+            raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
         return cls._load_latest(folder, *how)
 
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_hpcr.common.files import sha256
+from edge_hpcr.common.files import reason_of, sha256
 from export.device import manifest as files
 from export.device.errors import BadModel, Unavailable
 from export.device.manifest import Manifest
@@ -81,7 +81,7 @@ class LocalModels(ModelSource):
         try:
             return self._newest()
         except OSError as error:
-            raise Unavailable(f"{self._path} cannot be read: {files.reason_of(error)}") from None
+            raise Unavailable(f"{self._path} cannot be read: {reason_of(error)}") from None
 
     def _newest(self) -> Offer:
         if not self._path.exists():

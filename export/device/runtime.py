@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import reason_of
 from edge_hpcr.stream import KINDS, WATCH, EndOfStream, Frame, Stream, open_stream
 from export.device.access_token import VARIABLE, read_token
 from export.device.display import Display, Page, open_display
@@ -26,7 +27,7 @@ from export.device.errors import BadModel, OneLineParser
 from export.device.heartbeat import Heartbeat
 from export.device.hot_swap import HotSwap
 from export.device.http_models import HttpModels
-from export.device.manifest import VARIANTS, reason_of
+from export.device.manifest import VARIANTS
 from export.device.model import Result
 from export.device.model_source import Loading, LocalModels, ModelSource
 from export.device.mqtt import MqttSender

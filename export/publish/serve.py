@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import sha256
+from edge_hpcr.common.files import reason_of, sha256
 from export.device import manifest as files
 from export.device.access_token import VARIABLE, read_token
 from export.device.errors import BadModel
@@ -81,7 +81,7 @@ def make_server(workspace: Path, host: str, port: int, token: str | None = None)
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--host {host}: {files.reason_of(error)}") from None
+        raise UserError(f"--host {host}: {reason_of(error)}") from None
     if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise UserError(f"--host {host} is open to the network: give a token (--token FILE or {VARIABLE})")
     try:
