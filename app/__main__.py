@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from app.security import ENVIRONMENT, Credentials, read_credentials, refuse_open_address
-from edge_hpcr.commands.cli import OneLineParser
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.commands.cli import examples, new_commands, run
 
-EXAMPLES = f"""\
+EXAMPLES = f"""
 examples:
   python -m app                                       the workspace ./workspace, on http://127.0.0.1:7860
   python -m app --workspace parts --port 8000
@@ -25,42 +26,24 @@ Ctrl-C saves and ends, and the same command continues where it was. /healthz ans
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(
-        prog="python -m app",
-        description="Teach a learner on a web page: show it something, name it, and it has learned it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--workspace",
-        type=Path,
-        default=Path("workspace"),
-        metavar="W",
-        help="its folder; made if missing (default: ./workspace)",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument("--port", type=_port, default=7860, metavar="P", help="port (default: 7860)")
-    parser.add_argument(
-        "--auth", metavar="USER:FILE", help="ask for this user and the password in the file's first line"
-    )
-    options = parser.parse_args(arguments)
+commands = new_commands()
+
+
+@commands.command(epilog=examples(EXAMPLES))
+def app(
+    workspace: Annotated[Path, Option(metavar="W", help="its folder; made if missing")] = Path("workspace"),
+    host: Annotated[str, Option(metavar="H", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, metavar="P", help="port to listen on")] = 7860,
+    auth: Annotated[
+        str | None,
+        Option(metavar="USER:FILE", help="ask for this user and the password in the file's first line"),
+    ] = None,
+) -> int:
+    """Teach a learner on a web page: show it something, name it, and it has learned it."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    try:
-        credentials = read_credentials(options.auth)
-        refuse_open_address(options.host, credentials)
-        return serve(options.workspace, options.host, options.port, credentials)
-    except UserError as error:
-        print(f"app: {error}", file=sys.stderr)
-        return 2
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
-    return int(text)
+    credentials = read_credentials(auth)
+    refuse_open_address(host, credentials)
+    return serve(workspace, host, port, credentials)
 
 
 def serve(workspace: Path, host: str, port: int, credentials: Credentials | None) -> int:
@@ -88,4 +71,4 @@ def serve(workspace: Path, host: str, port: int, credentials: Credentials | None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(commands, "python -m app"))

@@ -31,10 +31,9 @@ import psutil
 import edge_hpcr
 from app.bench_view import RunView, averages, finished, group_of
 from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.results import read_result
 from edge_hpcr.bench.run import RunConfig
 from edge_hpcr.commands.bench import configure
-from edge_hpcr.commands.cli import make_parser
-from edge_hpcr.commands.report import read_result
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.units import parse_bytes
@@ -457,7 +456,7 @@ def _signal(process: psutil.Process | psutil.Popen, number: int) -> None:
 
 def _config(options: list[str]) -> RunConfig:
     """The run that these options of `bench` mean; a UserError if they mean none."""
-    (config,) = configure(make_parser("bench").parse_args(["bench", *options]))
+    (config,) = configure(options)
     return config
 
 
@@ -481,11 +480,6 @@ def _read_config(path: Path) -> RunConfig | None:
     values = _read_json(path)
     try:
         return None if values is None else _config(values["options"])
-    except (
-        UserError,
-        SystemExit,
-        KeyError,
-        TypeError,
-    ) as error:  # the parser leaves when options are unknown
+    except (UserError, KeyError, TypeError) as error:
         LOG.warning("%s cannot be used: %s", path, error)
         return None

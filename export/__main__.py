@@ -2,117 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_hpcr import __version__
-from edge_hpcr.common.errors import UserError
+from typer import Argument, Option
+from typer.core import TyperGroup
+
+from edge_hpcr.commands.cli import Version, examples, new_commands, run
+from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.workspace.layout import Layout
-from export.device.errors import BadModel, OneLineParser
+from export.device.access_token import VARIABLE
 from export.device.manifest import Manifest
-from export.publish import serve
+from export.publish import serve as server
 from export.publish.policy import Policy, Refused
 from export.publish.versions import latest_version, rollback, rollforward, versions
 
 if TYPE_CHECKING:
     from export.publish.publish import Published
 
-EXAMPLES = """\
+EXAMPLES = """
 examples:
   python -m export --workspace parts                     publish what has been learned so far
   python -m export --workspace parts --every 60          go on, whenever there is something new; Ctrl-C ends
-  python -m export list --workspace parts                the versions, and which one counts
-  python -m export rollback --workspace parts            let the version before it count; `rollforward` undoes that
+  python -m export list --workspace parts                the versions, and which one is current
+  python -m export rollback --workspace parts            make the version before it current; `rollforward` undoes that
   python -m export serve --workspace parts               give models to devices over HTTP
   python -m export.runtime --models parts/exports --source 0      classify on a device
 
 Publishing works beside a running `learn`, from its newest checkpoint, and on a workspace at rest. Versions are folders
 in parts/exports; devices change to a new one while they run. `python -m export COMMAND --help` says more.
 """
-PUBLISH = """\
-Publish the newest checkpoint as an ONNX model that describes itself. It is refused, with the reason, when it does not
-answer as the network does, or when it recognises clearly fewer held-out samples than the current version.
-The first version takes a while, because the network is traced; later ones take about a second.
-"""
 LONGEST_WAIT = 366 * 86_400.0  # seconds
-COMMANDS = ("publish", "list", "rollback", "rollforward", "serve", "bench")
+
+W = Annotated[Path, Option(metavar="W", help="the learner's folder")]
+AsJson = Annotated[bool, Option("--json", help="print JSON instead of text")]
 
 
-def make_parser(command: str) -> argparse.ArgumentParser:
-    """With the options of this command, and the names of all."""
-    parser = OneLineParser(
-        prog="python -m export",
-        description="Publish what a workspace has learned as ONNX models for devices. Without a command: publish.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"edge_hpcr {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_publish(commands)
-    for name, summary, run in (
-        ("list", "the published versions", list_command),
-        ("rollback", "let an older version count", rollback_command),
-        ("rollforward", "end a rollback", rollforward_command),
-    ):
-        added = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        _add_common(added)
-        if name == "rollback":
-            added.add_argument(
-                "version", type=int, nargs="?", help="its number (default: the one before the current one)"
-            )
-        added.set_defaults(func=run)
-    serve.add_parser(commands)
-    if command == "bench":
-        from benchmarks import latency  # torch takes seconds
+class _PublishByDefault(TyperGroup):
+    """Publishes when no command is named."""
 
-        latency.add_parser(commands)
-    else:
-        commands.add_parser("bench", help="measure the latency of models on this machine")
-    return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, "--help", "--version"):
+            args = ["publish", *args]
+        return super().parse_args(ctx, args)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workspace", type=Path, required=True, metavar="W", help="the learner's folder")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+commands = new_commands(cls=_PublishByDefault)
 
 
-def _add_publish(commands: Any) -> None:
-    parser = commands.add_parser(
-        "publish", help="publish the newest checkpoint (the default)", description=PUBLISH
-    )
-    _add_common(parser)
-    parser.add_argument("--int8", action="store_true", help="add a variant in 8 bits, if it is faster here")
-    parser.add_argument("--fp16", action="store_true", help="add a variant in 16 bits, for CUDA")
-    parser.add_argument(
-        "--every", type=float, metavar="SECONDS", help="go on publishing what is new; Ctrl-C ends"
-    )
-    parser.add_argument(
-        "--most-drop",
-        type=float,
-        metavar="SHARE",
-        help=f"of held-out accuracy that may be lost (default: {Policy.most_drop:g})",
-    )
-    parser.add_argument("--keep", type=int, metavar="N", help=f"versions to keep (default: {Policy.keep})")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="publish though it is worse than, or the same as, the last version",
-    )
-    parser.set_defaults(func=publish_command)
+@commands.callback(epilog=examples(EXAMPLES))
+def _export(version: Version = False) -> None:
+    """Publish what a workspace has learned as ONNX models for devices. Without a command: publish."""
 
 
-def _exports(arguments: argparse.Namespace) -> Path:
-    layout = Layout(arguments.workspace)
+def _exports(workspace: Path) -> Path:
+    layout = Layout(workspace)
     if not layout.is_workspace():
         raise UserError(
             f"no workspace at {layout.path}: `python -m edge_hpcr learn --workspace {layout.path}` makes one"
@@ -123,60 +74,80 @@ def _exports(arguments: argparse.Namespace) -> Path:
 # Publishing -----------------------------------------------------------------------------------------------------------
 
 
-def publish_command(arguments: argparse.Namespace) -> int:
-    exports = _exports(arguments)
-    policy = _policy(arguments)
-    if arguments.every is None:
-        _publish_once(arguments, exports, policy)
-        return 0
-    if not 0 < arguments.every <= LONGEST_WAIT:
-        raise UserError(
-            f"--every {arguments.every:g}: give a number of seconds above 0, and at most a year's"
-        )
-    _publish_for_ever(arguments, exports, policy)
-    return 0
+@commands.command(short_help="publish the newest checkpoint (the default)")
+def publish(
+    workspace: W,
+    as_json: AsJson = False,
+    int8: Annotated[bool, Option("--int8", help="add a variant in 8 bits, if it is faster here")] = False,
+    fp16: Annotated[bool, Option("--fp16", help="add a variant in 16 bits, for CUDA")] = False,
+    every: Annotated[
+        float | None, Option(metavar="SECONDS", help="go on publishing what is new; Ctrl-C ends")
+    ] = None,
+    most_drop: Annotated[
+        float, Option(metavar="SHARE", help="of held-out accuracy that may be lost")
+    ] = Policy.most_drop,
+    keep: Annotated[int, Option(metavar="N", help="versions to keep")] = Policy.keep,
+    force: Annotated[
+        bool, Option("--force", help="publish though it is worse than, or the same as, the last version")
+    ] = False,
+) -> None:
+    """Publish the newest checkpoint as an ONNX model that describes itself.
+
+    It is refused, with the reason, when it does not answer as the network does, or when it recognises clearly fewer
+    held-out samples than the current version. The first version takes a while, because the network is traced; later
+    ones take about a second.
+    """
+    exports = _exports(workspace)
+    policy = Policy(most_drop=most_drop, keep=keep, force=force)
+    variants = [name for name, asked in (("int8", int8), ("fp16", fp16)) if asked]
+    if every is None:
+        try:
+            _publish_once(workspace, exports, policy, variants, as_json, by_hand=True)
+        except Refused as error:
+            raise Failed(f"not published: {error}") from None
+    elif 0 < every <= LONGEST_WAIT:
+        _publish_again_and_again(workspace, exports, policy, variants, as_json, every)
+    else:
+        raise UserError(f"--every {every:g}: give a number of seconds above 0, and at most a year's")
 
 
-def _policy(arguments: argparse.Namespace) -> Policy:
-    given = {name: getattr(arguments, name, None) for name in (field.name for field in fields(Policy))}
-    return Policy(**{name: value for name, value in given.items() if value is not None})
-
-
-def _publish_once(arguments: argparse.Namespace, exports: Path, policy: Policy) -> None:
-    from export.publish.publish import publish, unchanged  # torch takes seconds, and nothing else needs it
+def _publish_once(
+    workspace: Path, exports: Path, policy: Policy, variants: list[str], as_json: bool, by_hand: bool
+) -> None:
+    from export.publish import publish  # torch takes seconds, and nothing else needs it
     from export.publish.snapshot import snapshot_of_workspace
 
-    snapshot = snapshot_of_workspace(arguments.workspace)
-    variants = [name for name in ("int8", "fp16") if getattr(arguments, name)]
-    same = None if policy.force else unchanged(exports, snapshot)
-    if same is not None:
-        not_made = f", and so no {' and '.join(variants)} variant was made" if variants else ""
-        if arguments.json:
-            reason = f"nothing has changed{not_made}"
-            print(json.dumps({"published": False, "version": same, "reason": reason}), flush=True)
-        elif arguments.every is None:
-            print(
-                f"version {same} holds step {snapshot.step:,} already: nothing is new{not_made} "
-                "(--force publishes it again)"
-            )
+    snapshot = snapshot_of_workspace(workspace)
+    same = None if policy.force else publish.unchanged(exports, snapshot)
+    if same is None:
+        _say(publish.publish(exports, snapshot, policy, variants, by_hand), as_json)
         return
-    by_hand = arguments.every is None
-    _say(publish(exports, snapshot, policy, variants, by_hand), arguments.json)
+    not_made = f", and so no {' and '.join(variants)} variant was made" if variants else ""
+    if as_json:
+        reason = f"nothing has changed{not_made}"
+        print(json.dumps({"published": False, "version": same, "reason": reason}), flush=True)
+    elif by_hand:
+        print(
+            f"version {same} holds step {snapshot.step:,} already: nothing is new{not_made} "
+            "(--force publishes it again)"
+        )
 
 
-def _publish_for_ever(arguments: argparse.Namespace, exports: Path, policy: Policy) -> None:
+def _publish_again_and_again(
+    workspace: Path, exports: Path, policy: Policy, variants: list[str], as_json: bool, seconds: float
+) -> None:
     stop = _until_asked_to_stop()
     said = None
     while True:
         try:
-            _publish_once(arguments, exports, policy)
+            _publish_once(workspace, exports, policy, variants, as_json, by_hand=False)
             said = None
-        except (UserError, BadModel, Refused) as error:
+        except (UserError, Failed, Refused) as error:
             # Labels still come, and the next attempt may succeed. The same sentence every minute says nothing.
             if str(error) != said:
                 said = str(error)
                 print(f"export: not published: {said}", file=sys.stderr, flush=True)
-        if stop.wait(arguments.every):
+        if stop.wait(seconds):
             return
 
 
@@ -232,56 +203,65 @@ def _summary(manifest: Manifest) -> str:
 # Versions -------------------------------------------------------------------------------------------------------------
 
 
-def list_command(arguments: argparse.Namespace) -> int:
-    exports = _exports(arguments)
-    kept, counts = versions(exports), latest_version(exports)
-    if arguments.json:
-        print(json.dumps({"latest": counts, "versions": [each.facts for each in kept]}, ensure_ascii=False))
-        return 0
+@commands.command("list")
+def list_versions(workspace: W, as_json: AsJson = False) -> None:
+    """The published versions."""
+    exports = _exports(workspace)
+    kept, current = versions(exports), latest_version(exports)
+    if as_json:
+        print(json.dumps({"latest": current, "versions": [each.facts for each in kept]}, ensure_ascii=False))
+        return
     if not kept:
-        print(f"no version yet: `python -m export --workspace {arguments.workspace}` publishes one")
+        print(f"no version yet: `python -m export --workspace {workspace}` publishes one")
     for each in kept:
-        mark = "*" if each.version == counts else " "
+        mark = "*" if each.version == current else " "
         print(f"{mark} {each.version:>6}  {each.created}  {_summary(each)}")
-    return 0
 
 
-def rollback_command(arguments: argparse.Namespace) -> int:
-    exports = _exports(arguments)
-    return _moved(arguments, lambda: rollback(exports, arguments.version))
+@commands.command("rollback")
+def roll_back(
+    workspace: W,
+    version: Annotated[
+        int | None, Argument(help="its number", show_default="the one before the current one")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an older version current."""
+    _say_current(rollback(_exports(workspace), version), as_json)
 
 
-def rollforward_command(arguments: argparse.Namespace) -> int:
-    exports = _exports(arguments)
-    return _moved(arguments, lambda: rollforward(exports))
+@commands.command("rollforward")
+def roll_forward(workspace: W, as_json: AsJson = False) -> None:
+    """End a rollback."""
+    _say_current(rollforward(_exports(workspace)), as_json)
 
 
-def _moved(arguments: argparse.Namespace, move: Callable[[], Manifest]) -> int:
-    manifest = move()
-    if arguments.json:
+def _say_current(manifest: Manifest, as_json: bool) -> None:
+    if as_json:
         print(json.dumps({"latest": manifest.version}))
     else:
         print(f"version {manifest.version} is current: {_summary(manifest)}")
-    return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in (*COMMANDS, "-h", "--help", "--version"):
-        argv = ["publish", *argv]
-    arguments = make_parser(argv[0]).parse_args(argv)
-    try:
-        return arguments.func(arguments)
-    except UserError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 2
-    except Refused as error:
-        print(f"export: not published: {error}", file=sys.stderr)
-    except BadModel as error:
-        print(f"export: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    return 1
+# Serving --------------------------------------------------------------------------------------------------------------
+
+
+@commands.command(short_help="give published models to devices over HTTP")
+def serve(
+    workspace: Annotated[Path, Option(metavar="W", help="whose exports to serve")],
+    host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = server.DEFAULT_PORT,
+    token: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="only for who sends this bearer token", show_default=f"${VARIABLE}"),
+    ] = None,
+) -> None:
+    """Give published models to devices over HTTP, read-only, for `python -m export.runtime --models URL`."""
+    server.serve(workspace, host, port, token)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run(commands, "python -m export", arguments)
 
 
 if __name__ == "__main__":

@@ -102,31 +102,25 @@ def test_it_publishes_beside_a_running_learner(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "required: --workspace"),
+        ([], "missing option '--workspace'"),
         (["--workspace", "nowhere"], "no workspace at nowhere"),
         (["list", "--workspace", "nowhere"], "no workspace at nowhere"),
         (["rollback", "--workspace", "W"], "no published version yet"),
         (["rollforward", "--workspace", "W"], "no published version yet"),
-        (["rollback", "x", "--workspace", "W"], "invalid int value: 'x'"),
+        (["rollback", "x", "--workspace", "W"], "'version': Input should be a valid integer"),
         (["--workspace", "W", "--every", "0"], "--every 0"),
         (["--workspace", "W", "--every", "inf"], "--every inf"),
         (["--workspace", "W", "--keep", "0"], "keep 0"),
         (["--workspace", "W", "--most-drop", "3"], "most_drop 3"),
         (["--workspace", "W"], "nothing that was learned has been saved"),
         (["--workspace", "W", "--nonsense"], "--nonsense"),
-        (["bench", "--out", "file.txt"], "name a .json file"),
-        (["bench", "--table", "nowhere.json"], "--table nowhere.json: No such file"),
-        (["bench", "--table", "W/settings.json"], "`python -m export bench` did not write this file"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, reason):
     monkeypatch.chdir(tmp_path)
     with Workspace.open(tmp_path / "W"):
         pass
-    try:
-        code = main(arguments)
-    except SystemExit as ended:
-        code = ended.code
+    code = main(arguments)
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
     (line,) = captured.err.splitlines()
@@ -195,15 +189,12 @@ def test_every_so_many_seconds_it_goes_on_until_it_is_asked_to_stop(workspace):
     assert (process.returncode, errors) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["publish", "list", "rollback", "rollforward", "serve", "bench"])
+@pytest.mark.parametrize("command", ["publish", "list", "rollback", "rollforward", "serve"])
 def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0
+    assert main([command, "--help"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 5
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert f"\n    {command} " in capsys.readouterr().out.replace(f"\n    {command}\n", f"\n    {command} \n")
+    assert main(["--help"]) == 0
+    assert f"\n  {command} " in capsys.readouterr().out
 
 
 def test_a_list_needs_no_torch(tmp_path):

@@ -234,18 +234,8 @@ def test_a_connection_too_many_is_closed_and_the_server_goes_on(
                 break
 
 
-COMMAND = """
-import argparse, sys
-from export.publish import serve
-parser = argparse.ArgumentParser()
-serve.add_parser(parser.add_subparsers(required=True))
-arguments = parser.parse_args()
-sys.exit(arguments.func(arguments))
-"""
-
-
 def serve_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", COMMAND, "serve", *arguments]
+    return [sys.executable, "-m", "export", "serve", *arguments]
 
 
 def test_the_command_serves_until_it_is_interrupted(workspace: Path):

@@ -1,6 +1,5 @@
 """`python -m edge_hpcr bench`: from the command line to runs, one process a seed."""
 
-import argparse
 import hashlib
 import multiprocessing
 import os
@@ -12,19 +11,23 @@ from dataclasses import fields
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
 from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config
+from edge_hpcr.commands.cli import at_most_one, examples, new_commands
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
-EXAMPLES = """\
+EXAMPLES = """
 examples:
   python -m edge_hpcr bench --dataset digits --method hpcr            the embedded data, in seconds
   python -m edge_hpcr bench --preset paper/cifar10-200 --seeds 3      a cell of the paper's table
@@ -40,63 +43,7 @@ _LEARNER_OPTIONS = ("views", "replay", "nf", "tau", "optimiser", "lr", "batch_no
 _MEMORY_OPTIONS = ("precision",)
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="run a split benchmark",
-        description="Learn a dataset task by task in a single pass, and test after each task.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_argument_group("what to run")
-    what.add_argument(
-        "--preset", metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}"
-    )
-    what.add_argument("--dataset", metavar="NAME", help=", ".join(data.DATASETS))
-    what.add_argument(
-        "--method", metavar="NAME", default="hpcr", help=f"{', '.join(methods.names())} (default: hpcr)"
-    )
-    what.add_argument("--tasks", type=_positive, metavar="N", help="number of tasks (default: the paper's)")
-    what.add_argument(
-        "--stream",
-        default="split",
-        help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced "
-        "(default: split)",
-    )
-    what.add_argument("--limit", type=_positive, metavar="N", help="train on at most N images a task")
-    what.add_argument(
-        "--validation", action="store_true", help="test on a held-out tenth of the training set instead"
-    )
-    memory = parser.add_argument_group("memory")
-    size = memory.add_mutually_exclusive_group()
-    size.add_argument(
-        "--buffer", type=_positive, metavar="SAMPLES", help=f"number of samples (default: {DEFAULT_BUFFER})"
-    )
-    size.add_argument("--budget", metavar="BYTES", help="everything that is kept of samples, like 2MB")
-    memory.add_argument(
-        "--codec", default="raw", help="how images are kept: raw, webp, jpeg, png (default: raw)"
-    )
-    memory.add_argument(
-        "--quality", type=int, default=MemoryConfig.quality, help="of webp and jpeg (default: %(default)s)"
-    )
-    how = parser.add_argument_group("how to run")
-    seeds = how.add_mutually_exclusive_group()
-    seeds.add_argument("--seeds", type=_positive, metavar="N", help="run seeds 0 to N-1")
-    seeds.add_argument("--seed", type=_seed, metavar="K", help="run one seed (default: 0)")
-    how.add_argument("--jobs", type=_positive, metavar="N", help="seeds at a time (default: one a core)")
-    how.add_argument("--threads", type=_positive, metavar="N", default=1, help="threads a run (default: 1)")
-    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    how.add_argument(
-        "--root", type=Path, metavar="DIR", help="where datasets are (default: $EDGE_HPCR_DATA or ./datasets)"
-    )
-    how.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs"), help="where results go (default: runs)"
-    )
-    how.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=_settings_help()
-    )
-    how.add_argument("--fresh", action="store_true", help="forget an earlier run of the same name")
-    parser.set_defaults(func=command)
+commands = new_commands()
 
 
 def _settings_help() -> str:
@@ -104,21 +51,55 @@ def _settings_help() -> str:
     return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 4294967295")
-    return int(text)
-
-
-def command(arguments: argparse.Namespace) -> int:
-    runs = configure(arguments)
-    out: Path = arguments.out
+@commands.command(epilog=examples(EXAMPLES))
+def bench(
+    context: Context,
+    preset: Annotated[
+        str | None, Option(metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}")
+    ] = None,
+    dataset: Annotated[str | None, Option(metavar="NAME", help=", ".join(data.DATASETS))] = None,
+    method: Annotated[str, Option(metavar="NAME", help=", ".join(methods.names()))] = "hpcr",
+    tasks: Annotated[
+        int | None, Option(min=1, metavar="N", help="of the split", show_default="the paper's")
+    ] = None,
+    stream: Annotated[
+        str,
+        Option(help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced"),
+    ] = "split",
+    limit: Annotated[int | None, Option(min=1, metavar="N", help="train on at most N images a task")] = None,
+    validation: Annotated[
+        bool, Option("--validation", help="test on a held-out tenth of the training set instead")
+    ] = False,
+    buffer: Annotated[
+        int | None,
+        Option(
+            min=1, metavar="SAMPLES", help="memory, as a number of samples", show_default=str(DEFAULT_BUFFER)
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, Option(metavar="BYTES", help="memory, as all bytes that are kept of samples, like 2MB")
+    ] = None,
+    codec: Annotated[str, Option(help="how images are kept: raw, webp, jpeg, png")] = "raw",
+    quality: Annotated[int, Option(help="of webp and jpeg")] = MemoryConfig.quality,
+    seeds: Annotated[int | None, Option(min=1, metavar="N", help="run seeds 0 to N-1")] = None,
+    seed: Annotated[
+        int | None, Option(min=0, max=2**32 - 1, metavar="K", help="run one seed", show_default="0")
+    ] = None,
+    jobs: Annotated[
+        int | None, Option(min=1, metavar="N", help="seeds at a time", show_default="one a core")
+    ] = None,
+    threads: Annotated[int, Option(min=1, metavar="N", help="of a run")] = 1,
+    device: Annotated[str, Option(help="auto, cpu, cuda or mps")] = "auto",
+    root: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="where datasets are", show_default="$EDGE_HPCR_DATA or ./datasets"),
+    ] = None,
+    out: Annotated[Path, Option(metavar="DIR", help="where results go")] = Path("runs"),
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_settings_help())] = None,
+    fresh: Annotated[bool, Option("--fresh", help="forget an earlier run of the same name")] = False,
+) -> int:
+    """Learn a dataset task by task in a single pass, and test after each task."""
+    runs = _configure(SimpleNamespace(**context.params))
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / ".writable").touch()
@@ -127,9 +108,9 @@ def command(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
         ) from None
-    data.load(runs[0].dataset, arguments.root)  # missing or damaged data: say so once, not once a process
+    data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
     for run in runs:
-        if arguments.fresh:
+        if fresh:
             (out / f"{run.name}.json").unlink(missing_ok=True)
             checkpoint.remove(out / f"{run.name}.checkpoint")
     waiting = [run for run in runs if finished_result(run, out) is None]
@@ -139,9 +120,9 @@ def command(arguments: argparse.Namespace) -> int:
                 f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)",
                 file=sys.stderr,
             )
-    jobs = arguments.jobs or max(1, (os.cpu_count() or 1) // arguments.threads)
+    at_a_time = jobs or max(1, (os.cpu_count() or 1) // threads)
     with _interruptible():
-        code = _run_all(waiting, out, arguments.root, jobs)
+        code = _run_all(waiting, out, root, at_a_time)
     if code == WRONG_INPUT:
         return code
     if code != DONE:
@@ -171,8 +152,18 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def configure(arguments: argparse.Namespace) -> list[RunConfig]:
-    """The runs that a command line asks for, one a seed."""
+def configure(options: list[str]) -> list[RunConfig]:
+    """The runs that these options of the command ask for, one a seed."""
+    try:
+        with typer.main.get_command(commands).make_context("bench", list(map(str, options))) as context:
+            return _configure(SimpleNamespace(**context.params))
+    except typer.TyperException as error:
+        raise UserError(error.format_message()) from None
+
+
+def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
+    at_most_one(buffer=arguments.buffer, budget=arguments.budget)
+    at_most_one(seeds=arguments.seeds, seed=arguments.seed)
     setting = presets.preset(arguments.preset) if arguments.preset else None
     dataset = arguments.dataset or (setting.dataset if setting else None)
     if dataset is None:
@@ -187,7 +178,7 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
     method_options = kind.papers_options(dataset)
     learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
     memory_options: dict[str, Any] = {"codec": arguments.codec, "quality": arguments.quality}
-    for key, value in map(parse_setting, arguments.settings):
+    for key, value in map(parse_setting, arguments.settings or []):
         if key in method_fields:
             method_options[key] = value
         elif key in _LEARNER_OPTIONS:
@@ -208,7 +199,7 @@ def configure(arguments: argparse.Namespace) -> list[RunConfig]:
     else:
         buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
         memory = MemoryConfig(samples=buffer, **memory_options)
-    labels = [text.replace("/", "_") for text in sorted(arguments.settings)]
+    labels = [text.replace("/", "_") for text in sorted(arguments.settings or [])]
     if setting and setting.learner_options:
         labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
     label = "-".join(labels)

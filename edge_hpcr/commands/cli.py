@@ -1,60 +1,146 @@
-"""The command line: `python -m edge_hpcr COMMAND`. 0 is done, 2 wrong input in one line, 1 anything else."""
+"""The one front door: `python -m edge_hpcr COMMAND`, and `edge-hpcr COMMAND` once installed.
 
-import argparse
+`python -m app` and `python -m export` run the same functions under their own names. Each command returns its exit code:
+0 is done, 2 wrong input in one line, 1 anything else.
+"""
+
 import importlib
+import re
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tabulate import tabulate
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from edge_hpcr import __version__
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import Failed, UserError
 
-# Each module adds its commands to the parser. Only the one that is asked for is imported: PyTorch alone takes seconds,
-# and whoever asks for a status wants it at once.
-MODULES = {
-    "learn": "edge_hpcr.commands.learn",
-    **dict.fromkeys(
-        ("status", "label", "classes", "samples", "undo", "redo", "verify"), "edge_hpcr.commands.workspace"
-    ),
-    "bench": "edge_hpcr.commands.bench",
-    "report": "edge_hpcr.commands.report",
-    "speed": "benchmarks.speed",
-    "endure": "benchmarks.endurance.command",
-    "data": "edge_hpcr.commands.data",
+HELP_WIDTH = 110
+WORKSPACE = "edge_hpcr.commands.workspace"
+# Where each command is, and what it is for. The app and the export are named here and not imported: they build on this
+# package, not the other way round.
+COMMANDS = {
+    "learn": ("edge_hpcr.commands.learn", "learn from a camera, a video or a folder"),
+    "status": (WORKSPACE, "say what a workspace does, holds and knows"),
+    "label": (WORKSPACE, "give samples of a workspace a class"),
+    "classes": (WORKSPACE, "list and change the classes of a workspace"),
+    "samples": (WORKSPACE, "list, import and export samples"),
+    "undo": (WORKSPACE, "take back the last action in a workspace"),
+    "redo": (WORKSPACE, "do again what was undone last"),
+    "verify": (WORKSPACE, "check that a workspace is whole"),
+    "app": ("app.__main__", "teach on a web page"),
+    "export": ("export.__main__", "publish models for devices"),
+    "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),
+    "report": ("edge_hpcr.commands.report", "make tables and plots of finished runs"),
+    "data": ("edge_hpcr.commands.data", "fetch datasets, and list them"),
 }
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the whole usage is for --help."""
-
-    def error(self, message: str) -> NoReturn:
-        name = self.prog.removeprefix("python -m ").split()[0]
-        self.exit(2, f"{name}: {message} (see `{self.prog} --help`)\n")
+def new_commands(**options: Any) -> typer.Typer:
+    """A Typer whose help is plain text."""
+    return typer.Typer(rich_markup_mode=None, add_completion=False, **options)
 
 
-def make_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """With this command alone, or with all of them."""
-    parser = OneLineParser(
-        prog="python -m edge_hpcr",
-        description="Image classifiers that learn new classes on the device, for life.",
-        epilog="First steps: `python -m edge_hpcr learn --workspace demo --source digits --labels folders --seconds 60`, "
-        "then `status demo`, and `COMMAND --help` for each command.",
-    )
-    parser.add_argument("--version", action="version", version=f"edge_hpcr {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    names = [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values())
-    for name in names:
-        importlib.import_module(name).add_parser(commands)
-    return parser
+def examples(text: str) -> str:
+    """An epilog: paragraphs with indented lines stay as they are, others are wrapped."""
+    paragraphs = text.strip("\n").split("\n\n")
+    return "\n\n".join(f"\b\n{each}" if re.search(r"^ ", each, re.MULTILINE) else each for each in paragraphs)
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    arguments = make_parser(argv[0] if argv else None).parse_args(argv)
+def at_most_one(**given: Any) -> None:
+    """Refuse options that exclude each other."""
+    names = [f"--{name.removesuffix('_name')}" for name, value in given.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise UserError(f"{names[1]} is not allowed with {names[0]}: leave one of them out")
+
+
+def table(head: list[str], rows: Sequence[Sequence[object]], sides: Sequence[str]) -> str:
+    """Columns for a terminal, each aligned to its side; what is missing stays empty."""
+    return tabulate(rows, head, tablefmt="plain", colalign=sides, disable_numparse=True, missingval="")
+
+
+def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; what is wrong is said in one line."""
+    name = program.removeprefix("python -m ").replace("-", "_")
+    command = get_command(commands) if isinstance(commands, typer.Typer) else commands
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return arguments.func(arguments)
+        with command.make_context(program, list(arguments), max_content_width=HELP_WIDTH) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as ended:
+        return ended.exit_code
+    except typer.TyperException as error:
+        where = getattr(error, "ctx", None)
+        path = where.command_path if where else program
+        message, code = f"{_sentence(error)} (see `{path} --help`)", error.exit_code
     except UserError as error:
-        print(f"edge_hpcr: {error}", file=sys.stderr)
-        return 2
+        message, code = str(error), 2
+    except Failed as error:
+        message, code = str(error), 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 1
+    print(f"{name}: {message}", file=sys.stderr)
+    return code
+
+
+def _sentence(error: typer.TyperException) -> str:
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"edge_hpcr {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print it, and end")
+]
+
+
+class _Lazy(TyperCommand):
+    """A command whose module is imported when it is used: PyTorch alone takes seconds."""
+
+    def __init__(self, name: str, module: str, help: str) -> None:
+        super().__init__(name, help=help, rich_markup_mode=None)
+        self._name, self._module = name, module
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        command = get_command(importlib.import_module(self._module).commands)
+        if isinstance(command, TyperGroup):
+            command = command.commands.get(self._name, command)
+        return command.make_context(*arguments, **options)
+
+
+front_door = new_commands()
+
+
+@front_door.callback(
+    epilog="First steps: `python -m edge_hpcr learn --workspace demo --source digits --labels folders --seconds 60`, "
+    "then `status demo`, and `COMMAND --help` for each command."
+)
+def _front_door(version: Version = False) -> None:
+    """Image classifiers that learn new classes on the device, for life."""
+
+
+@front_door.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def device(context: typer.Context) -> None:
+    """classify with a published model on a device"""
+    runtime = importlib.import_module("export.device.runtime")
+    runtime.leave(runtime.main(context.args))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    group = get_command(front_door)
+    assert isinstance(group, TyperGroup)
+    group.commands = {name: _Lazy(name, *about) for name, about in COMMANDS.items()} | dict(group.commands)
+    installed = Path(sys.argv[0]).name == "edge-hpcr"
+    return run(group, "edge-hpcr" if installed else "python -m edge_hpcr", arguments)

@@ -1,16 +1,16 @@
 """`python -m edge_hpcr learn`: a workspace that learns from a source, without a screen."""
 
-from __future__ import annotations
-
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from typer import Option
+
+from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.stream import KINDS, LABELS
 
-EXAMPLES = """\
+EXAMPLES = """
 examples:
   python -m edge_hpcr learn --workspace parts --source photos --labels folders   one sub-folder a class
   python -m edge_hpcr learn --workspace parts --source 0                         the first camera
@@ -21,67 +21,44 @@ examples:
 Frames without a label wait in the queue, the most informative first: see `samples W list --queue`, and label them
 with `label W SAMPLE CLASS` from another terminal, while this goes on. Ctrl-C saves and ends; the same command continues.
 """
+commands = new_commands()
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "learn",
-        help="learn from a camera, a video or a folder",
-        description="Learn in a workspace from a source, until it ends or Ctrl-C.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--workspace", type=Path, required=True, metavar="W", help="its folder; made if missing"
-    )
-    parser.add_argument("--source", required=True, metavar="SRC", help=KINDS)
-    parser.add_argument(
-        "--labels",
-        default="none",
-        help=f"{' or '.join(LABELS)}: whether sub-folders name the classes (default: none)",
-    )
-    parser.add_argument("--fps", type=float, metavar="N", help="pace of digits, a folder or a video")
-    parser.add_argument("--seconds", type=float, metavar="N", help="stop after so long (default: never)")
-    parser.add_argument("--budget", metavar="BYTES", help="replay memory, like 2MB; kept in the settings")
-    parser.add_argument(
-        "--size", type=int, metavar="N", help="side of the learned images; for a new workspace"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="any other setting, kept",
-    )
-    parser.add_argument(
-        "--no-rehearsal",
-        action="store_true",
-        help="end with the last label, without further replay of what was learned",
-    )
-    parser.set_defaults(func=command)
+@commands.command(epilog=examples(EXAMPLES))
+def learn(
+    workspace: Annotated[Path, Option(metavar="W", help="its folder; made if missing")],
+    source: Annotated[str, Option(metavar="SRC", help=KINDS)],
+    labels: Annotated[
+        str, Option(help=f"{' or '.join(LABELS)}: whether sub-folders name the classes")
+    ] = "none",
+    fps: Annotated[float | None, Option(metavar="N", help="pace of digits, a folder or a video")] = None,
+    seconds: Annotated[
+        float | None, Option(metavar="N", help="stop after so long", show_default="never")
+    ] = None,
+    budget: Annotated[
+        str | None, Option(metavar="BYTES", help="replay memory, like 2MB; kept in the settings")
+    ] = None,
+    size: Annotated[
+        int | None, Option(metavar="N", help="side of the learned images; for a new workspace")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="any other setting, kept")
+    ] = None,
+    no_rehearsal: Annotated[
+        bool,
+        Option("--no-rehearsal", help="end with the last label, without further replay of what was learned"),
+    ] = False,
+) -> int:
+    """Learn in a workspace from a source, until it ends or Ctrl-C."""
+    from edge_hpcr.live import session  # torch takes seconds, and --help needs none
 
-
-def command(arguments: argparse.Namespace) -> int:
-    from edge_hpcr.live.session import learn  # torch takes seconds, and --help needs none
-
-    if arguments.seconds is not None and not arguments.seconds > 0:
-        raise UserError(f"--seconds {arguments.seconds:g}: give a positive number")
-    return learn(
-        arguments.workspace,
-        arguments.source,
-        labels=arguments.labels,
-        fps=arguments.fps,
-        seconds=arguments.seconds,
-        changes=_changes(arguments),
-        rehearse=not arguments.no_rehearsal,
+    if seconds is not None and not seconds > 0:
+        raise UserError(f"--seconds {seconds:g}: give a positive number")
+    changes = dict(map(parse_setting, settings or []))
+    if budget is not None:
+        changes["memory_bytes"] = parse_bytes(budget)
+    if size is not None:
+        changes["image_size"] = size
+    return session.learn(
+        workspace, source, labels=labels, fps=fps, seconds=seconds, changes=changes, rehearse=not no_rehearsal
     )
-
-
-def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    changes = dict(parse_setting(text) for text in arguments.settings)
-    if arguments.budget is not None:
-        changes["memory_bytes"] = parse_bytes(arguments.budget)
-    if arguments.size is not None:
-        changes["image_size"] = arguments.size
-    return changes

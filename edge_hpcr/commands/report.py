@@ -1,106 +1,63 @@
-"""`python -m edge_hpcr report`: reads what `bench` left, checks it, and makes tables and plots of it."""
+"""`python -m edge_hpcr report`: tables and plots of what `bench` left."""
 
-import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
-from edge_hpcr.bench import metrics, report
-from edge_hpcr.bench.datasets import DATASETS
+from typer import Argument, Option
+
+from edge_hpcr.bench import report as tables
+from edge_hpcr.bench.results import read_folders
+from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import methods
 
-EXAMPLES = """\
+EXAMPLES = """
 examples:
   python -m edge_hpcr report runs                                   tables on the screen, plots in runs/plots
   python -m edge_hpcr report results --out docs/results.md          a page with its plots in docs/plots
 """
-_NUMBER = (int, float)
-_MISSING = object()
-# Everything that a table or a plot reads, where it is, and what it must be.
-_NEEDED: dict[tuple[str, ...], Any] = {
-    ("dataset",): str,
-    ("method",): str,
-    ("seed",): int,
-    ("finished",): str,
-    ("accuracy_matrix",): list,
-    ("ema_accuracy_matrix",): list,
-    ("class_accuracy",): list,
-    ("buffer_samples",): int,
-    ("bytes", "total"): int,
-    ("overhead", "numbers"): _NUMBER,
-    ("overhead", "bytes"): _NUMBER,
-    ("samples_per_second",): _NUMBER,
-    ("step_ms", "p50"): _NUMBER,
-    ("step_ms", "p95"): _NUMBER,
-    ("train_seconds",): _NUMBER,
-    ("ema",): (dict, NoneType),
-    **{(metric,): _NUMBER for metric in ("A_T", "AAA", "F_T")},
-    **{("config", key): (int, NoneType) for key in ("tasks", "limit", "threads")},
-    ("config", "validation"): bool,
-    ("config", "device"): str,
-    ("config", "method_options"): dict,
-    ("config", "learner", "augment"): dict,
-    ("config", "learner", "memory", "samples"): (int, NoneType),
-    ("config", "learner", "memory", "bytes"): (int, NoneType),
-    ("config", "learner", "memory", "codec"): str,
-    ("config", "learner", "memory", "quality"): int,
-    ("config", "learner", "memory", "precision"): str,
-    **{("versions", key): str for key in ("hardware", "python", "torch", "numpy", "edge_hpcr", "device")},
-    ("versions", "threads"): int,
-}
+commands = new_commands()
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="make tables and plots of finished runs",
-        description="Put the runs of one setting together, and the paper's values beside them.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="where `bench` left its results")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write a page")
-    parser.add_argument(
-        "--plots",
-        type=Path,
-        metavar="DIR",
-        help="where plots go (default: plots, beside the page or in the first folder)",
-    )
-    parser.set_defaults(func=command)
-
-
-def command(arguments: argparse.Namespace) -> int:
-    found, left_out = read_folders(arguments.folders)
+@commands.command(epilog=examples(EXAMPLES))
+def report(
+    folders: Annotated[list[Path], Argument(metavar="DIR", help="where `bench` left its results")],
+    out: Annotated[Path | None, Option(metavar="FILE.md", help="also write a page")] = None,
+    plots: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="where plots go",
+            show_default="plots, beside the page or in the first folder",
+        ),
+    ] = None,
+) -> None:
+    """Put the runs of one setting together, and the paper's values beside them."""
+    found, left_out = read_folders(folders)
     for complaint in left_out:
         print(f"left out: {complaint}", file=sys.stderr)
     if not found:
-        where = " and ".join(map(str, arguments.folders))
+        where = " and ".join(map(str, folders))
         raise UserError(
             f"no finished runs in {where}: make one with "
-            f"`python -m edge_hpcr bench --dataset digits --out {arguments.folders[0]}`"
+            f"`python -m edge_hpcr bench --dataset digits --out {folders[0]}`"
         )
     results = list(found.values())
-    print(report.table(results))
-    plots = arguments.plots or (arguments.out.parent if arguments.out else arguments.folders[0]) / "plots"
-    images = _draw(results, plots, arguments.out)
-    if arguments.out:
-        words = ["report", *map(str, arguments.folders), "--out", str(arguments.out)]
-        if arguments.plots:
-            words += ["--plots", str(arguments.plots)]
-        page = report.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images)
+    print(tables.table(results))
+    folder = plots or (out.parent if out else folders[0]) / "plots"
+    images = _draw(results, folder, out)
+    if out:
+        words = ["report", *map(str, folders), "--out", str(out)]
+        if plots:
+            words += ["--plots", str(plots)]
+        page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images)
         try:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(page, encoding="utf-8")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(page, encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"cannot write {arguments.out}: {error.strerror}; choose another file with --out"
-            ) from None
-        print(f"page: {arguments.out}", file=sys.stderr)
-    return 0
+            raise UserError(f"cannot write {out}: {error.strerror}; choose another file with --out") from None
+        print(f"page: {out}", file=sys.stderr)
 
 
 def _draw(results: list[dict[str, Any]], folder: Path, page: Path | None) -> dict[str, list[tuple[str, str]]]:
@@ -109,7 +66,7 @@ def _draw(results: list[dict[str, Any]], folder: Path, page: Path | None) -> dic
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = plots.draw(report.group(results), folder)
+        drawn = plots.draw(tables.group(results), folder)
     except OSError as error:
         raise UserError(
             f"cannot write plots to {folder}: {error.strerror}; choose another folder with --plots"
@@ -122,100 +79,3 @@ def _draw(results: list[dict[str, Any]], folder: Path, page: Path | None) -> dic
             relative = path.relative_to(page.parent.resolve()).as_posix()
             images.setdefault(plot.dataset, []).append((plot.text, relative))
     return images
-
-
-def read_folders(folders: list[Path]) -> tuple[dict[Path, dict[str, Any]], list[str]]:
-    """The finished runs by file, and what was left out and why. A run that is there twice counts once."""
-    found: dict[Path, dict[str, Any]] = {}
-    left_out: list[str] = []
-    for folder in dict.fromkeys(folders):
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; name the one that `bench` wrote to with --out")
-        for path in sorted(folder.glob("*.json")):
-            try:
-                found[path] = read_result(path)
-            except UserError as error:
-                left_out.append(str(error))
-        for path in sorted(folder.glob("*.checkpoint")):
-            if not path.with_suffix(".json").exists():
-                left_out.append(
-                    f"{path}: this run is under way or was stopped; the same `bench` command continues it"
-                )
-    return _once_each(found, left_out), left_out
-
-
-def _once_each(found: dict[Path, dict[str, Any]], left_out: list[str]) -> dict[Path, dict[str, Any]]:
-    """Of the runs of one setting with one seed the latest: the same seed twice is no second observation."""
-    latest: dict[tuple[Any, ...], Path] = {}
-    for path, result in found.items():
-        one = report.Group((result,))
-        key = (one.dataset, one.name, result["seed"])
-        other = latest.get(key)
-        if other is None:
-            latest[key] = path
-            continue
-        older, newer = sorted((other, path), key=lambda candidate: found[candidate]["finished"])
-        latest[key] = newer
-        left_out.append(f"{older}: the same run is in {newer}, as late or later")
-    kept = set(latest.values())
-    return {path: result for path, result in found.items() if path in kept}
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A finished run, checked; UserError says what is wrong with the file."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(
-            f"{path}: damaged, not readable as JSON; the same `bench` command with --fresh makes it again"
-        ) from None
-    if not isinstance(result, dict) or not {"dataset", "method", "accuracy_matrix", "finished"} <= set(
-        result
-    ):
-        raise UserError(f"{path}: not a finished run of `bench`")
-    for place, kind in _NEEDED.items():
-        value: Any = result
-        for key in place:
-            value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
-        if not isinstance(value, kind):
-            raise UserError(f"{path}: damaged, or of another version: {'.'.join(place)} is missing or wrong")
-    if result["dataset"] not in DATASETS or result["method"] not in methods.names():
-        raise UserError(f"{path}: {result['method']} on {result['dataset']} is unknown to this version")
-    _check_numbers(path, result)
-    return result
-
-
-def _check_numbers(path: Path, result: dict[str, Any]) -> None:
-    """The matrices are whole and the measures follow from them."""
-    matrix = result["accuracy_matrix"]
-    consistent = _is_triangle(matrix) and _agrees(result, matrix)
-    if result["ema"] is not None:
-        averaged = result["ema_accuracy_matrix"]
-        consistent = consistent and _is_triangle(averaged) and len(averaged) == len(matrix)
-        consistent = consistent and _agrees(result["ema"], averaged)
-    if not consistent:
-        raise UserError(f"{path}: damaged: its accuracies and its accuracy matrix do not belong together")
-    classes = result["class_accuracy"]
-    last = classes[-1] if len(classes) == len(matrix) else None
-    whole = {str(c) for c in range(DATASETS[result["dataset"]].classes)}
-    if not isinstance(last, dict) or set(last) != whole or not all(map(_is_share, last.values())):
-        raise UserError(f"{path}: damaged: it lacks the accuracy of some class")
-
-
-def _is_triangle(matrix: list[Any]) -> bool:
-    return len(matrix) > 0 and all(
-        isinstance(row, list) and len(row) == i and all(map(_is_share, row))
-        for i, row in enumerate(matrix, 1)
-    )
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, _NUMBER) and 0 <= value <= 1
-
-
-def _agrees(measures: dict[str, Any], matrix: list[list[float]]) -> bool:
-    expected = metrics.summary(matrix)
-    return all(
-        isinstance(measures.get(metric), _NUMBER) and abs(measures[metric] - value) < 1e-6
-        for metric, value in expected.items()
-    )

@@ -3,7 +3,6 @@
 All of them work beside a process that learns in the workspace, except for `samples W import`. None needs PyTorch.
 """
 
-import argparse
 import difflib
 import itertools
 import json
@@ -12,8 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from typer import Argument, Context, Option
+
+from edge_hpcr.commands.cli import at_most_one, examples, new_commands, table
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status_report import FIELDS, describe, gather
@@ -26,14 +28,14 @@ from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
 SHOWN = 50  # samples in a table
 CLASS_HELP = "its name, in any case, or id:N"
 
-STATUS_EXAMPLES = f"""\
+STATUS_EXAMPLES = f"""
 examples:
   python -m edge_hpcr status parts            a few lines; works while it learns and while it does not
   python -m edge_hpcr status parts --json     one object, for scripts
 
 The object's fields (null where nothing is known yet):
 {FIELDS}"""
-LABEL_EXAMPLES = """\
+LABEL_EXAMPLES = """
 examples:
   python -m edge_hpcr label parts 12 mug              sample 12 is a mug
   python -m edge_hpcr label parts 12,13,17 MUG        several at once; any case will do
@@ -42,7 +44,7 @@ examples:
 
 `samples W list --queue` shows what waits for a label; `undo W` takes the last action back.
 """
-CLASSES_EXAMPLES = """\
+CLASSES_EXAMPLES = """
 examples:
   python -m edge_hpcr classes parts list
   python -m edge_hpcr classes parts add "hex nut" --colour "#1f77b4"
@@ -51,7 +53,7 @@ examples:
   python -m edge_hpcr classes parts merge cup mug              every cup becomes a mug
   python -m edge_hpcr classes parts delete cup --yes           with all its labels; `undo parts` brings it back
 """
-SAMPLES_EXAMPLES = """\
+SAMPLES_EXAMPLES = """
 examples:
   python -m edge_hpcr samples parts list --queue        what waits for a label, the most informative first
   python -m edge_hpcr samples parts list --class mug --json
@@ -62,12 +64,12 @@ examples:
 An import needs a folder or zip with a folder for each class. It skips what is there already, so that an import which
 was stopped goes on when the same command is given again. No other process may learn in the workspace meanwhile.
 """
-UNDO_EXAMPLES = """\
+UNDO_EXAMPLES = """
 examples:
   python -m edge_hpcr undo parts      takes back the last label, or change of a class
   python -m edge_hpcr redo parts      does again what was undone last
 """
-VERIFY_EXAMPLES = """\
+VERIFY_EXAMPLES = """
 examples:
   python -m edge_hpcr verify parts          a line for each problem, with what to do
   python -m edge_hpcr verify parts --json   {"whole", "problems": [{"where", "what", "what_to_do", "serious"}]}
@@ -76,101 +78,19 @@ Exit code 0: the workspace is whole; 1: something is wrong. Nothing is changed.
 """
 
 
-def add_parser(commands: Any) -> None:
-    status = _add(commands, "status", "say what a workspace does, holds and knows", STATUS_EXAMPLES, _status)
-    status.add_argument("--json", action="store_true", help="as one JSON object")
+W = Annotated[Path, Argument(metavar="W", help="the workspace's folder")]
+AsJson = Annotated[bool, Option("--json", help="as JSON")]
+ClassName = Annotated[str, Argument(metavar="CLASS", help=CLASS_HELP)]
 
-    label = _add(commands, "label", "give samples of a workspace a class", LABEL_EXAMPLES, _label)
-    label.add_argument("samples", metavar="SAMPLE[,SAMPLE…]", help="numbers of samples")
-    label.add_argument("class_name", metavar="CLASS", help=CLASS_HELP)
-    label.add_argument("--create", action="store_true", help="make the class if there is none of that name")
-
-    _add_classes(commands)
-    _add_samples(commands)
-
-    _add(commands, "undo", "take back the last action in a workspace", UNDO_EXAMPLES, _go_back_or_forth)
-    _add(commands, "redo", "do again what was undone last", UNDO_EXAMPLES, _go_back_or_forth)
-    verify = _add(commands, "verify", "check that a workspace is whole", VERIFY_EXAMPLES, _verify)
-    verify.add_argument("--json", action="store_true", help="as one JSON object")
+commands = new_commands()
+classes_commands = new_commands()
+samples_commands = new_commands()
+commands.add_typer(classes_commands, name="classes")
+commands.add_typer(samples_commands, name="samples")
 
 
-def _add(
-    commands: Any, name: str, help: str, examples: str, function: Callable[..., int] | None = None
-) -> Any:
-    parser = commands.add_parser(
-        name,
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("workspace", type=Path, metavar="W", help="the workspace's folder")
-    parser.set_defaults(func=function)  # of those with actions, each action sets its own
-    return parser
-
-
-def _add_classes(commands: Any) -> None:
-    parser = _add(commands, "classes", "list and change the classes of a workspace", CLASSES_EXAMPLES)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|add|rename|…")
-
-    def add(name: str, help: str, function: Callable[..., int], *names: tuple[str, str]) -> Any:
-        action = actions.add_parser(name, help=help)
-        for argument, text in names:
-            action.add_argument(argument, metavar=argument.removesuffix("_name").upper(), help=text)
-        action.set_defaults(func=function)
-        return action
-
-    add("list", "id, name, colour and number of labels", _list_classes).add_argument(
-        "--json", action="store_true", help="as a JSON list"
-    )
-    add("add", "a new class", _add_class, ("name", "of the new class")).add_argument(
-        "--colour", metavar="#RRGGBB", help="for charts and the app"
-    )
-    add("rename", "change only the name", _change, ("class_name", CLASS_HELP), ("name", "the new name"))
-    add("recolour", "change the colour", _change, ("class_name", CLASS_HELP), ("colour", "like #1f77b4"))
-    add(
-        "merge",
-        "move every label of one class to another",
-        _merge,
-        ("source", f"the class that ends: {CLASS_HELP}"),
-        ("into", f"the class that stays: {CLASS_HELP}"),
-    )
-    add("delete", "end a class, with its labels", _delete, ("class_name", CLASS_HELP)).add_argument(
-        "--yes", action="store_true", help="without asking"
-    )
-
-
-def _add_samples(commands: Any) -> None:
-    parser = _add(commands, "samples", "list, import and export samples", SAMPLES_EXAMPLES)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|import|export")
-    listing = actions.add_parser("list", help="samples that are labelled, queued or dismissed")
-    which = listing.add_mutually_exclusive_group()
-    which.add_argument("--queue", action="store_true", help="those that wait, the most informative first")
-    which.add_argument(
-        "--suspicious", action="store_true", help="labels that their neighbours contradict, strongest first"
-    )
-    which.add_argument("--class", dest="class_name", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")
-    listing.add_argument(
-        "--limit", type=_positive, metavar="N", help=f"at most so many (default: {SHOWN}; all with --json)"
-    )
-    listing.add_argument("--json", action="store_true", help="as a JSON list")
-    listing.set_defaults(func=_list_samples)
-    taking = actions.add_parser("import", help="label the images of a folder or zip, a folder for each class")
-    taking.add_argument("path", type=Path, metavar="PATH", help="folder or zip")
-    taking.set_defaults(func=_import)
-    giving = actions.add_parser("export", help="write all labelled images, a folder for each class")
-    giving.add_argument("path", type=Path, metavar="PATH", help="a new .zip, or a new or empty folder")
-    giving.set_defaults(func=_export)
-
-
-def _positive(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _open(arguments: argparse.Namespace) -> Workspace:
-    return Workspace.open(arguments.workspace, create=False, learning=False)
+def _open(path: Path) -> Workspace:
+    return Workspace.open(path, create=False, learning=False)
 
 
 def _say(text: str) -> None:
@@ -182,25 +102,28 @@ def _say(text: str) -> None:
 # Status and verify ------------------------------------------------------------------------------------------------
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    status = gather(arguments.workspace)
-    _say(json.dumps(status, indent=1) if arguments.json else describe(status))
-    return 0
+@commands.command(epilog=examples(STATUS_EXAMPLES))
+def status(workspace: W, as_json: AsJson = False) -> None:
+    """Say what a workspace does, holds and knows."""
+    found = gather(workspace)
+    _say(json.dumps(found, indent=1) if as_json else describe(found))
 
 
-def _verify(arguments: argparse.Namespace) -> int:
-    problems = verify_workspace(arguments.workspace)
+@commands.command(epilog=examples(VERIFY_EXAMPLES))
+def verify(workspace: W, as_json: AsJson = False) -> int:
+    """Check that a workspace is whole."""
+    problems = verify_workspace(workspace)
     wrong = [problem for problem in problems if problem.serious]
-    if arguments.json:
+    if as_json:
         _say(json.dumps({"whole": not wrong, "problems": [asdict(p) for p in problems]}, indent=1))
         return 1 if wrong else 0
     for problem in problems:
         _say(str(problem))
     if wrong:
         return 1
-    facts = workspace_facts(arguments.workspace)
+    facts = workspace_facts(workspace)
     _say(
-        f"{arguments.workspace} is whole: {facts.counts.labels:,} labels in {_count(facts.classes, 'class')}, "
+        f"{workspace} is whole: {facts.counts.labels:,} labels in {_count(facts.classes, 'class')}, "
         f"{facts.counts.images:,} images ({format_bytes(facts.counts.image_bytes)}), {facts.events:,} events, "
         f"{_count(facts.checkpoints, 'checkpoint')}"
     )
@@ -210,19 +133,24 @@ def _verify(arguments: argparse.Namespace) -> int:
 # Labels -----------------------------------------------------------------------------------------------------------
 
 
-def _label(arguments: argparse.Namespace) -> int:
-    ids = _sample_ids(arguments.samples)
-    with _open(arguments) as workspace:
-        journal = workspace.journal
+@commands.command(epilog=examples(LABEL_EXAMPLES))
+def label(
+    workspace: W,
+    samples: Annotated[str, Argument(metavar="SAMPLE[,SAMPLE…]", help="numbers of samples")],
+    class_name: ClassName,
+    create: Annotated[bool, Option("--create", help="make the class if there is none of that name")] = False,
+) -> None:
+    """Give samples of a workspace a class."""
+    ids = _sample_ids(samples)
+    with _open(workspace) as opened:
+        journal = opened.journal
         for sample_id in ids:
             journal.sample(sample_id)  # before a class is made for a sample that does not exist
-        name = arguments.class_name
-        if arguments.create and _as_id(name) is None and journal.class_id(name) is None:
-            journal.create_class(name)
-        chosen = _find_class(journal, name, "--create makes a new one")
+        if create and _as_id(class_name) is None and journal.class_id(class_name) is None:
+            journal.create_class(class_name)
+        chosen = _find_class(journal, class_name, "--create makes a new one")
         event = journal.label(ids, chosen.id)
         _say(_labelled(event, chosen, {row.id: row.name for row in journal.classes()}))
-    return 0
 
 
 def _labelled(event: Event, chosen: ClassRow, names: dict[int, str]) -> str:
@@ -288,56 +216,91 @@ def _pick(workspace: Workspace, text: str) -> ClassRow:
     return _find_class(workspace.journal, text, "`classes W add NAME` makes a new one")
 
 
-def _list_classes(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as workspace:
+@classes_commands.callback(epilog=examples(CLASSES_EXAMPLES))
+def _classes(context: Context, workspace: W) -> None:
+    """List and change the classes of a workspace."""
+    context.obj = workspace
+
+
+@classes_commands.command("list")
+def list_classes(context: Context, as_json: AsJson = False) -> None:
+    """id, name, colour and number of labels"""
+    with _open(context.obj) as workspace:
         rows = workspace.journal.classes()
-    if arguments.json:
+    if as_json:
         _say(json.dumps([asdict(row) for row in rows], indent=1))
     elif not rows:
         _say("no classes yet: `classes W add NAME`, or `label W SAMPLE NAME --create`")
     else:
-        cells = [
-            [str(row.id), row.name, row.colour or "", str(row.labels), str(row.held_out)] for row in rows
-        ]
-        _say(_table(["id", "name", "colour", "labels", "held out"], cells, right={0, 3, 4}))
-    return 0
+        cells = [[row.id, row.name, row.colour, row.labels, row.held_out] for row in rows]
+        sides = ("right", "left", "left", "right", "right")
+        _say(table(["id", "name", "colour", "labels", "held out"], cells, sides))
 
 
-def _add_class(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as workspace:
-        class_id = workspace.journal.create_class(arguments.name, arguments.colour)
-    _say(f"made class {class_id}: {clean_name(arguments.name)}")
-    return 0
+@classes_commands.command("add")
+def add_class(
+    context: Context,
+    name: Annotated[str, Argument(metavar="NAME", help="of the new class")],
+    colour: Annotated[str | None, Option(metavar="#RRGGBB", help="for charts and the app")] = None,
+) -> None:
+    """a new class"""
+    with _open(context.obj) as workspace:
+        class_id = workspace.journal.create_class(name, colour)
+    _say(f"made class {class_id}: {clean_name(name)}")
 
 
-def _change(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as workspace:
-        row = _pick(workspace, arguments.class_name)
-        if arguments.action == "rename":
-            workspace.journal.rename_class(row.id, arguments.name)
-        else:
-            workspace.journal.recolour_class(row.id, arguments.colour)
-        changed = next(after for after in workspace.journal.classes() if after.id == row.id)
-    now = changed.name if arguments.action == "rename" else changed.colour
-    _say(f"class {row.id}: {row.name} is now {now}")
-    return 0
+@classes_commands.command()
+def rename(
+    context: Context,
+    class_name: ClassName,
+    name: Annotated[str, Argument(metavar="NAME", help="the new name")],
+) -> None:
+    """change only the name"""
+    with _open(context.obj) as workspace:
+        row = _pick(workspace, class_name)
+        workspace.journal.rename_class(row.id, name)
+    _say(f"class {row.id}: {row.name} is now {clean_name(name)}")
 
 
-def _merge(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as workspace:
-        source, into = _pick(workspace, arguments.source), _pick(workspace, arguments.into)
-        moved = workspace.journal.merge_classes(source.id, into.id)
-    _say(f"merged {source.name} into {into.name}: {_count(moved, 'label')} moved; `undo` takes it back")
-    return 0
+@classes_commands.command()
+def recolour(
+    context: Context,
+    class_name: ClassName,
+    colour: Annotated[str, Argument(metavar="COLOUR", help="like #1f77b4")],
+) -> None:
+    """change the colour"""
+    with _open(context.obj) as workspace:
+        row = _pick(workspace, class_name)
+        workspace.journal.recolour_class(row.id, colour)
+    _say(f"class {row.id}: {row.name} is now {colour}")
 
 
-def _delete(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as workspace:
-        row = _pick(workspace, arguments.class_name)
+@classes_commands.command()
+def merge(
+    context: Context,
+    source: Annotated[str, Argument(metavar="SOURCE", help=f"the class that ends: {CLASS_HELP}")],
+    into: Annotated[str, Argument(metavar="INTO", help=f"the class that stays: {CLASS_HELP}")],
+) -> None:
+    """move every label of one class to another"""
+    with _open(context.obj) as workspace:
+        ends, stays = _pick(workspace, source), _pick(workspace, into)
+        moved = workspace.journal.merge_classes(ends.id, stays.id)
+    _say(f"merged {ends.name} into {stays.name}: {_count(moved, 'label')} moved; `undo` takes it back")
+
+
+@classes_commands.command()
+def delete(
+    context: Context,
+    class_name: ClassName,
+    yes: Annotated[bool, Option("--yes", help="without asking")] = False,
+) -> int:
+    """end a class, with its labels"""
+    with _open(context.obj) as workspace:
+        row = _pick(workspace, class_name)
         loss = (
             f"{row.name} (class {row.id}) with {_count(row.labels, 'label')}, {row.held_out} of them held out"
         )
-        if not arguments.yes:
+        if not yes:
             if not sys.stdin.isatty():
                 raise UserError(f"this would delete {loss}: say --yes if you mean it")
             _say(f"This deletes {loss}. `undo` brings back what still has its image.")
@@ -359,22 +322,51 @@ def _agreed(question: str) -> bool:
 # Samples ----------------------------------------------------------------------------------------------------------
 
 
-def _list_samples(arguments: argparse.Namespace) -> int:
-    limit = arguments.limit or (None if arguments.json else SHOWN)
-    with _open(arguments) as workspace:
+@samples_commands.callback(epilog=examples(SAMPLES_EXAMPLES))
+def _samples(context: Context, workspace: W) -> None:
+    """List, import and export samples."""
+    context.obj = workspace
+
+
+@samples_commands.command("list")
+def list_samples(
+    context: Context,
+    queue: Annotated[bool, Option("--queue", help="those that wait, the most informative first")] = False,
+    suspicious: Annotated[
+        bool, Option("--suspicious", help="labels that their neighbours contradict, strongest first")
+    ] = False,
+    class_name: Annotated[
+        str | None, Option("--class", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="at most so many", show_default=f"{SHOWN}; all with --json"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """samples that are labelled, queued or dismissed"""
+    at_most_one(queue=queue, suspicious=suspicious, class_name=class_name)
+    most = limit or (None if as_json else SHOWN)
+    with _open(context.obj) as workspace:
         names = {row.id: row.name for row in workspace.journal.classes()}
-        chosen = _chosen_samples(workspace, arguments)
-        rows = list(itertools.islice(chosen, limit))
+        if queue:
+            chosen = _queued_samples(workspace.journal)
+        elif suspicious:
+            chosen = _suspicious_samples(workspace)
+        else:
+            class_id = _pick(workspace, class_name).id if class_name is not None else None
+            chosen = _all_samples(workspace.journal, class_id)
+        rows = list(itertools.islice(chosen, most))
         more = next(chosen, None) is not None
-    if arguments.json:
+    if as_json:
         _say(json.dumps([asdict(row) | {"class": names.get(row.class_id or 0)} for row in rows], indent=1))
-        return 0
+        return
     if not rows:
         _say("no such samples")
-        return 0
+        return
     cells = [
         [
-            str(row.id),
+            row.id,
             "held out" if row.held_out else row.state,
             names.get(row.class_id or 0, ""),
             f"{row.width} x {row.height}" if row.has_image else "dropped",
@@ -382,44 +374,47 @@ def _list_samples(arguments: argparse.Namespace) -> int:
         ]
         for row in rows
     ]
-    _say(_table(["sample", "state", "class", "image", "origin"], cells, right={0}))
+    _say(table(["sample", "state", "class", "image", "origin"], cells, ("right", *["left"] * 4)))
     if more:
         _say("and more: --limit N shows N of them, --json all")
-    return 0
 
 
-def _chosen_samples(workspace: Workspace, arguments: argparse.Namespace) -> Iterator[SampleRow]:
-    journal = workspace.journal
-    if arguments.queue:
-        waiting = {row.id: row for row in journal.queued(limit=journal.counts().queued)}
-        rows = list(waiting.values())
-        ranked = rank([row.id for row in rows], [row.priority for row in rows], [row.hash64 for row in rows])
-        yield from (waiting[sample_id] for sample_id in ranked)
-        return
-    if arguments.suspicious:
-        for suspicion in gather(arguments.workspace)["suspicious"]:
-            row = journal.sample(suspicion["sample_id"])
-            if row.class_id == suspicion["class_id"]:  # nobody has corrected it since
-                yield row
-        return
-    class_id = _pick(workspace, arguments.class_name).id if arguments.class_name is not None else None
+def _queued_samples(journal: Journal) -> Iterator[SampleRow]:
+    waiting = {row.id: row for row in journal.queued(limit=journal.counts().queued)}
+    rows = list(waiting.values())
+    ranked = rank([row.id for row in rows], [row.priority for row in rows], [row.hash64 for row in rows])
+    yield from (waiting[sample_id] for sample_id in ranked)
+
+
+def _suspicious_samples(workspace: Workspace) -> Iterator[SampleRow]:
+    for suspicion in gather(workspace.layout.path)["suspicious"]:
+        row = workspace.journal.sample(suspicion["sample_id"])
+        if row.class_id == suspicion["class_id"]:  # nobody has corrected it since
+            yield row
+
+
+def _all_samples(journal: Journal, class_id: int | None) -> Iterator[SampleRow]:
     after = 0
     while page := journal.samples(class_id=class_id, after_id=after):
         yield from (row for row in page if row.state != "deleted")
         after = page[-1].id
 
 
-def _import(arguments: argparse.Namespace) -> int:
+@samples_commands.command("import")
+def import_labelled(
+    context: Context, path: Annotated[Path, Argument(metavar="PATH", help="folder or zip")]
+) -> int:
+    """label the images of a folder or zip, a folder for each class"""
     # What reads streams of images takes a moment to import, and the other commands do not need it.
     from edge_hpcr.workspace.labelled_files import check_source
     from edge_hpcr.workspace.transfer import import_samples
 
-    check_source(arguments.path)  # before a workspace is made for nothing
-    with Workspace.open(arguments.workspace) as workspace:
+    check_source(path)  # before a workspace is made for nothing
+    with Workspace.open(context.obj) as workspace:
         for sentence in workspace.report:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
         try:
-            result = import_samples(workspace, arguments.path, _progress("imported"))
+            result = import_samples(workspace, path, _progress("imported"))
         except KeyboardInterrupt:
             print("\nstopped; what was imported is kept, the same command goes on", file=sys.stderr)
             return 1
@@ -435,16 +430,20 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(arguments: argparse.Namespace) -> int:
+@samples_commands.command("export")
+def export_labelled(
+    context: Context,
+    path: Annotated[Path, Argument(metavar="PATH", help="a new .zip, or a new or empty folder")],
+) -> None:
+    """write all labelled images, a folder for each class"""
     from edge_hpcr.workspace.transfer import export_samples
 
-    with _open(arguments) as workspace:
-        result = export_samples(workspace, arguments.path, _progress("exported"))
+    with _open(context.obj) as workspace:
+        result = export_samples(workspace, path, _progress("exported"))
     missing = f"; {result.missing:,} more have no image any more" if result.missing else ""
     _say(
-        f"exported {_count(result.samples, 'sample')} of {_count(result.classes, 'class')} to {arguments.path}{missing}"
+        f"exported {_count(result.samples, 'sample')} of {_count(result.classes, 'class')} to {path}{missing}"
     )
-    return 0
 
 
 def _progress(done_word: str) -> Callable[[int, int], None] | None:
@@ -461,19 +460,29 @@ def _progress(done_word: str) -> Callable[[int, int], None] | None:
 # Undo -------------------------------------------------------------------------------------------------------------
 
 
-def _go_back_or_forth(arguments: argparse.Namespace) -> int:
-    kind = arguments.command
-    with _open(arguments) as workspace:
+@commands.command(epilog=examples(UNDO_EXAMPLES))
+def undo(workspace: W) -> None:
+    """Take back the last action in a workspace."""
+    _go_back_or_forth(workspace, "undone", Journal.undo)
+
+
+@commands.command(epilog=examples(UNDO_EXAMPLES))
+def redo(workspace: W) -> None:
+    """Do again what was undone last."""
+    _go_back_or_forth(workspace, "done again", Journal.redo)
+
+
+def _go_back_or_forth(path: Path, done: str, move: Callable[[Journal], Event]) -> None:
+    with _open(path) as workspace:
         journal = workspace.journal
         before = {row.id: row for row in journal.classes()}
-        event = journal.undo() if kind == "undo" else journal.redo()
+        event = move(journal)
         after = {row.id: row for row in journal.classes()}
         (action,) = journal.events_after((event.of or 0) - 1, limit=1)
-    text = f"{'undone' if kind == 'undo' else 'done again'}: {_action(action, event, before, after)}"
+    text = f"{done}: {_action(action, event, before, after)}"
     if event.lost:
         text += f"; {_count(event.lost, 'sample')} could not come back, as the image is gone"
     _say(text)
-    return 0
 
 
 def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dict[int, ClassRow]) -> str:
@@ -499,12 +508,3 @@ def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dic
         "merge_classes": f"a merge of {name}, with {_count(action.moves, 'label')}",
         "delete_class": f"the deletion of the class {name}, with {_count(action.moves, 'label')}",
     }.get(action.kind, action.kind)
-
-
-def _table(head: list[str], rows: list[list[str]], right: set[int]) -> str:
-    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-    sides = [">" if place in right else "<" for place in range(len(head))]
-    return "\n".join(
-        "  ".join(f"{c:{side}{width}}" for c, side, width in zip(row, sides, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    )

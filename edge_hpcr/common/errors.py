@@ -1,10 +1,14 @@
-"""The error that reaches a person: what was wrong, where, and what to do about it."""
+"""The errors that reach a person: what was wrong, where, and what to do about it."""
 
 from collections.abc import Collection
 
 
 class UserError(Exception):
     """Bad input. The command line prints it as one line and exits with 2; it never needs a traceback."""
+
+
+class Failed(Exception):
+    """Right input, and yet it could not be done. The command line prints it as one line and exits with 1."""
 
 
 def one_of(name: str, value: object, choices: Collection[str]) -> None:

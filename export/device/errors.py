@@ -3,8 +3,10 @@
 import argparse
 from typing import NoReturn
 
+from edge_hpcr.common.errors import Failed
 
-class BadModel(Exception):
+
+class BadModel(Failed):
     """A model is refused: which file, and what is wrong with it."""
 
 

@@ -4,7 +4,6 @@ It gives out latest.json and the files that the manifests of published versions 
 only. It speaks plain HTTP: on an open network put a server with TLS in front of it; any static file server does as well.
 """
 
-import argparse
 import contextlib
 import hashlib
 import hmac
@@ -34,45 +33,15 @@ _VERSION_FILE = re.compile(r"/(v[0-9]{6,15})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})"
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="give published models to devices over HTTP",
-        description="Serve the exports of a workspace, read-only, to `python -m export.runtime --models URL`.",
-    )
-    parser.add_argument("--workspace", required=True, type=Path, metavar="W", help="whose exports to serve")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, help="default: %(default)s; 0 takes a free one"
-    )
-    parser.add_argument(
-        "--token",
-        type=Path,
-        metavar="FILE",
-        help=f"only for who sends this bearer token (default: ${VARIABLE})",
-    )
-    parser.set_defaults(func=command)
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
-
-
-def command(arguments: argparse.Namespace) -> int:
-    try:
-        server = make_server(arguments.workspace, arguments.host, arguments.port, read_token(arguments.token))
-    except UserError as error:
-        print(f"export serve: {error}", file=sys.stderr)
-        return 2
-    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+def serve(workspace: Path, host: str, port: int, token: Path | None) -> None:
+    """Serve the exports of a workspace until Ctrl-C."""
+    server = make_server(workspace, host, port, read_token(token))
+    shown = f"[{host}]" if ":" in host else host
     print(
         f"serving {server.exports} at http://{shown}:{server.server_address[1]}", file=sys.stderr, flush=True
     )
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    return 0
 
 
 def make_server(workspace: Path, host: str, port: int, token: str | None = None) -> "ExportsServer":
