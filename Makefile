@@ -30,17 +30,17 @@ test: check browser ## set up, check, then run every test
 quick: check ## the checks and the fast tests: less than two minutes, no browser
 	$(PYTEST) -m "not slow and not browser"
 
-check: install-dev ## lint, formatting and types
+check: install-dev ## lint, formatting, types and the directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
-	$(BIN)/python -m edge_hpcr speed --out results/speed.json
-	$(BIN)/python -m export bench --out results/latency.json
-	PYTHONPATH=. $(BIN)/python tests/device_bench.py --out results/device.json
-	PYTHONPATH=. $(BIN)/python tests/app_bench.py --out results/app.json
-	$(BIN)/python -m edge_hpcr endure all --out results/endurance.json
+	$(BIN)/python -m benchmarks.speed --out results/speed.json
+	$(BIN)/python -m benchmarks.latency --out results/latency.json
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
+	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
 
 screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
@@ -56,7 +56,7 @@ install-dev: $(INSTALLED_DEV) ## the same with what testing needs
 install-device: $(INSTALLED_DEVICE) ## create .venv-device with what a device needs that only classifies: no torch
 
 clean: ## remove both .venvs and the caches; runs, data and workspaces stay
-	rm -rf $(VENV) $(DEVICE_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(DEVICE_VENV) build *.egg-info .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written after pip has succeeded, never before: an interrupted installation is taken up again.

@@ -1,7 +1,7 @@
 """Measure the app in a real browser: how soon it is there, how soon a label is saved and learned, and what a day costs.
 
-python tests/app_bench.py --out results/app.json          everything, about a quarter of an hour
-python tests/app_bench.py --quick                         too little to trust, to see that it works
+PYTHONPATH=tests python -m benchmarks.app --out results/app.json          everything, about a quarter of an hour
+PYTHONPATH=tests python -m benchmarks.app --quick                         too little to trust, to see that it works
 """
 
 from __future__ import annotations

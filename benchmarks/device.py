@@ -1,6 +1,6 @@
 """Measure what a device pays: the bytes of its installation, and the memory after a thousand changes of the model.
 
-python tests/device_bench.py --out results/device.json        some minutes; it installs the device's packages anew
+PYTHONPATH=tests python -m benchmarks.device --out results/device.json        some minutes; it installs the device's packages anew
 """
 
 from __future__ import annotations

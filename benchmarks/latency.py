@@ -1,4 +1,4 @@
-"""`python -m export bench`: how long a model takes here, in torch and in ONNX Runtime, and what publishing costs.
+"""`python -m benchmarks.latency`: how long a model takes here, in torch and in ONNX Runtime, and what publishing costs.
 
 The contestants take turns within a round, so that whatever else the machine does hits all of them alike; ratios are
 taken inside a round, and reported as median and quartiles over the rounds.
@@ -6,10 +6,10 @@ taken inside a round, and reported as median and quartiles over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from functools import partial
 from importlib.metadata import version as installed
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx
@@ -27,15 +27,17 @@ import onnxruntime
 import psutil
 import torch
 from tqdm import tqdm
+from typer import Option
 
 from benchmarks.device_process import first_answer, memory
+from benchmarks.output import check_writable, keep_with_page, table
 from benchmarks.speed_parts import quartiles, seconds
 from benchmarks.swap_delay import FRAMES_PER_SECOND, swap_delay
 from edge_hpcr import __version__
 from edge_hpcr.bench.datasets import load
 from edge_hpcr.bench.run import hardware
+from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
@@ -78,47 +80,27 @@ QUICK = Plan(
 )
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="measure the latency of models on this machine",
-        description="One model in torch, in ONNX Runtime and in 8 bits: latency by size, batch and threads; the time to "
-        "publish, to load and to swap; memory. Goals that are missed are marked.",
-    )
-    out = Path("results/latency.json")
-    parser.add_argument(
-        "--out", type=Path, default=out, metavar="FILE", help="where to keep it (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--table",
-        type=Path,
-        metavar="FILE",
-        help="print the tables of an earlier result; nothing is measured",
-    )
-    parser.add_argument("--quick", action="store_true", help="too few rounds to trust, to see that it works")
-    parser.set_defaults(func=command)
+commands = cli.new_commands()
 
 
-def command(arguments: argparse.Namespace) -> int:
-    if arguments.table is not None:
-        print(_tables_of(arguments.table))
-        return 0
-    out: Path = arguments.out
-    if out.suffix != ".json":
-        raise UserError(f"--out {out}: name a .json file; the tables go beside it as .md")
-    try:
-        # Before the measurement and not after it: minutes would be lost.
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out.with_suffix(".writable"), "")
-        out.with_suffix(".writable").unlink()
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
-    result = measure(QUICK if arguments.quick else Plan())
-    text, page = tables(result), out.with_suffix(".md")
-    write_atomically(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    write_atomically(page, f"Made by `python -m export bench` from `{out.name}`.\n\n{text}\n")
-    print(f"{text}\n\nkept in {out} and {page}")
-    return 0
+@commands.command()
+def latency(
+    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/latency.json"),
+    tables_of: Annotated[
+        Path | None,
+        Option("--table", metavar="FILE", help="print the tables of an earlier result; nothing is measured"),
+    ] = None,
+    quick: Annotated[bool, Option("--quick", help="too few rounds to trust, to see that it works")] = False,
+) -> None:
+    """One model in torch, in ONNX Runtime and in 8 bits: latency by size, batch and threads; the time to publish, to
+    load and to swap; memory. Goals that are missed are marked.
+    """
+    if tables_of is not None:
+        print(_tables_of(tables_of))
+        return
+    check_writable(out)
+    result = measure(QUICK if quick else Plan())
+    keep_with_page(out, result, tables(result), "python -m benchmarks.latency")
 
 
 def _tables_of(path: Path) -> str:
@@ -127,7 +109,7 @@ def _tables_of(path: Path) -> str:
     except OSError as error:
         raise UserError(f"--table {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError):
-        raise UserError(f"--table {path}: `python -m export bench` did not write this file") from None
+        raise UserError(f"--table {path}: `python -m benchmarks.latency` did not write this file") from None
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -388,7 +370,7 @@ def _latency_table(result: dict[str, Any]) -> str:
                 ),
             ]
         )
-    return f"{_table(header, rows)}\n\nMedians on the wall's clock; in brackets on the processor's."
+    return f"{table(header, rows)}\n\nMedians on the wall's clock; in brackets on the processor's."
 
 
 def _publishing_table(result: dict[str, Any]) -> str:
@@ -401,7 +383,7 @@ def _publishing_table(result: dict[str, Any]) -> str:
         ]
         for row in result["publishing"]
     ]
-    return _table(["publishing, pixels", "full s", "republish s", "times as fast"], rows)
+    return table(["publishing, pixels", "full s", "republish s", "times as fast"], rows)
 
 
 def _device_table(result: dict[str, Any]) -> str:
@@ -417,7 +399,7 @@ def _device_table(result: dict[str, Any]) -> str:
         for row in result["device"]
     ]
     header = ["device, pixels", "load ms", "swap ms", "first answer s", "latest frame", "and in a swap"]
-    text = _table([*header, "MB imports", "MB loaded", "MB predicting"], rows)
+    text = table([*header, "MB imports", "MB loaded", "MB predicting"], rows)
     return f"{text}\n\nThe latest frame: until its answer, in frame times at {FRAMES_PER_SECOND:g} frames/s."
 
 
@@ -426,17 +408,8 @@ def _goals(result: dict[str, Any]) -> str:
         [goal["what"], f"{goal['measured']:.2f}", f"{goal['goal']:g}", "met" if goal["met"] else "MISSED"]
         for goal in result["goals"]
     ]
-    return _table([f"goal (at {GOAL_SIZE} pixels, unless it says so)", "measured", "goal", ""], rows)
+    return table([f"goal (at {GOAL_SIZE} pixels, unless it says so)", "measured", "goal", ""], rows)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns aligned: the first to the left, numbers to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-
-    def text(line: list[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        return f"| {' | '.join([line[0].ljust(widths[0]), *cells])} |"
-
-    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
-    return "\n".join([text(header), f"|{rule}|", *map(text, rows)])
+if __name__ == "__main__":
+    sys.exit(cli.run(commands, "python -m benchmarks.latency"))

@@ -1,4 +1,4 @@
-"""The training step as a straightforward program does it, for `python -m edge_hpcr speed` to compare with.
+"""The training step as a straightforward program does it, for `python -m benchmarks.speed` to compare with.
 
 The same network, losses and optimiser as the learner's, but tensors in PyTorch's default layout, views made of one
 image at a time through PIL, and a memory of float32 rows. It is here to be measured, not to be used.

@@ -1,35 +1,34 @@
-"""`python -m edge_hpcr speed`: how fast a training step is here, beside a plain step and beside the machine's bound.
+"""`python -m benchmarks.speed`: how fast a training step is here, beside a plain step and beside the machine's bound.
 
 The contestants take turns within a round, so that whatever else the machine does hits all of them alike; ratios are
 taken inside a round, and reported as median and quartiles over the rounds.
 """
 
-import argparse
-import json
 import os
 import platform
-import tempfile
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
+from typer import Option
 
 from benchmarks import speed_parts, speed_tables
+from benchmarks.output import check_writable, keep_with_page
 from benchmarks.plain_step import PlainStep
 from benchmarks.speed_parts import COST_CODECS, Batches, quartiles, seconds
 from edge_hpcr import __version__
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.run import hardware
+from edge_hpcr.commands import cli
 from edge_hpcr.common.allocator import keep_freed_memory
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
@@ -56,52 +55,21 @@ class Plan:
 QUICK = Plan(rounds=2, steps=1, warm_up=1, part_steps=2, layer_calls=1, memory_calls=3)
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "speed",
-        help="measure the speed of a training step on this machine",
-        description="A training step beside a plain one and beside the bound that matrix products set on this machine.",
-    )
-    out = Path("results/speed.json")
-    parser.add_argument(
-        "--out", type=Path, default=out, metavar="FILE", help="where to keep it (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="PyTorch's threads (default: %(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"(default: {Plan.rounds})")
-    parser.add_argument("--quick", action="store_true", help="too few rounds to trust, to see that it works")
-    parser.set_defaults(func=command)
+commands = cli.new_commands()
 
 
-def command(arguments: argparse.Namespace) -> int:
-    if arguments.out.suffix != ".json":
-        raise UserError(f"--out {arguments.out}: name a .json file; the tables go beside it as .md")
-    plan = QUICK if arguments.quick else Plan()
-    if arguments.rounds is not None:
-        plan = replace(plan, rounds=arguments.rounds)
-    if plan.rounds < 1 or arguments.threads < 1:
-        raise UserError("--rounds and --threads take a whole number of at least 1")
-    _check_writable(arguments.out)
-    result = measure(plan, arguments.threads)
-    tables, page = speed_tables.tables(result), arguments.out.with_suffix(".md")
-    write_atomically(arguments.out, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    made_by = f"Made by `python -m edge_hpcr speed` from `{arguments.out.name}`."
-    write_atomically(page, f"{made_by}\n\n```\n{tables}\n```\n")
-    print(f"{tables}\n\nkept in {arguments.out} and {page}")
-    return 0
-
-
-def _check_writable(out: Path) -> None:
-    # Before the measurement and not after it: minutes would be lost.
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-        if out.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
+@commands.command()
+def speed(
+    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/speed.json"),
+    threads: Annotated[int, Option(min=1, metavar="N", help="PyTorch's")] = 1,
+    rounds: Annotated[int | None, Option(min=1, metavar="N", show_default=str(Plan.rounds))] = None,
+    quick: Annotated[bool, Option("--quick", help="too few rounds to trust, to see that it works")] = False,
+) -> None:
+    """A training step beside a plain one and beside the bound that matrix products set on this machine."""
+    plan = QUICK if quick else Plan()
+    check_writable(out)
+    result = measure(replace(plan, rounds=rounds or plan.rounds), threads)
+    keep_with_page(out, result, speed_tables.tables(result), "python -m benchmarks.speed")
 
 
 def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
@@ -280,3 +248,7 @@ def step_flops(network: Network) -> int:
         network.features(torch.zeros(4 * INCOMING, 3, SIDE, SIDE)).sum().backward()
     network.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(commands, "python -m benchmarks.speed"))

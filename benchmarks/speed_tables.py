@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from benchmarks.output import table
+
 SAMPLES = 10  # incoming ones of a step
 GOAL_SPEEDUP, HOPED_SPEEDUP, GOAL_BOUND, GOAL_OUTSIDE, GOAL_BYTES = 1.3, 1.5, 0.6, 0.10, 0.28
 
@@ -9,18 +11,6 @@ GOAL_SPEEDUP, HOPED_SPEEDUP, GOAL_BOUND, GOAL_OUTSIDE, GOAL_BYTES = 1.3, 1.5, 0.
 def tables(result: dict[str, Any]) -> str:
     parts = [_head(result), _steps(result), _shares(result), _operations(result), _layers(result)]
     return "\n\n".join([*parts, _bytes(result), _memory_cost(result)])
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns aligned: the first to the left, numbers to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-
-    def text(line: list[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        return "  ".join([line[0].ljust(widths[0]), *cells]).rstrip()
-
-    return "\n".join([text(header), "  ".join("-" * width for width in widths), *map(text, rows)])
 
 
 def _spread(values: dict[str, float], digits: int = 2) -> str:
@@ -56,8 +46,8 @@ def _steps(result: dict[str, Any]) -> str:
             f"{SAMPLES * 1e3 / bound['wall_ms']:.1f}",
         ]
     )
-    steps = _table(["one step", "wall ms", "processor ms", "samples/s"], rows)
-    ratios = _table(
+    steps = table(["one step", "wall ms", "processor ms", "samples/s"], rows)
+    ratios = table(
         ["median (quartiles)", "wall", "processor", "goal"],
         [
             [
@@ -85,13 +75,13 @@ def _steps(result: dict[str, Any]) -> str:
 def _shares(result: dict[str, Any]) -> str:
     rows = [[part, f"{share:.1%}"] for part, share in result["shares"].items()]
     rows.append(["all outside the network", f"{result['outside_network']:.1%} (goal <= {GOAL_OUTSIDE:.0%})"])
-    return _table(["part of our step", "share"], rows)
+    return table(["part of our step", "share"], rows)
 
 
 def _operations(result: dict[str, Any]) -> str:
     total = sum(result["operations_ms"].values())
     rows = [[kind, f"{ms:.1f}", f"{ms / total:.1%}"] for kind, ms in result["operations_ms"].items()]
-    return _table(["kind of operation", "ms a step", "share"], rows)
+    return table(["kind of operation", "ms a step", "share"], rows)
 
 
 def _layers(result: dict[str, Any]) -> str:
@@ -107,7 +97,7 @@ def _layers(result: dict[str, Any]) -> str:
         for row in result["layers"]
     ]
     header = ["convolution, 40 images", "times", "forward ms", "of matmul", "backward ms", "of matmul"]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _bytes(result: dict[str, Any]) -> str:
@@ -119,7 +109,7 @@ def _bytes(result: dict[str, Any]) -> str:
             rows.append(
                 [f"{codec}, 16-bit records", f"{size['bytes']:,.0f}", f"{size['share_of_float32']:.3f}", goal]
             )
-    return _table(["bytes a sample", "bytes", "share", "goal"], rows)
+    return table(["bytes a sample", "bytes", "share", "goal"], rows)
 
 
 def _memory_cost(result: dict[str, Any]) -> str:
@@ -129,4 +119,4 @@ def _memory_cost(result: dict[str, Any]) -> str:
             times = [f"{us:.0f}" for us in cost[name]["us"]]
             rows.append([f"{name} 10, {cost['codec']}", *times, _spread(cost[name]["largest_to_smallest"])])
     held = [f"{held:,}" for held in result["memory_cost"][0]["sample"]["held"]]
-    return _table(["memory, us by samples held", *held, "largest/smallest"], rows)
+    return table(["memory, us by samples held", *held, "largest/smallest"], rows)

@@ -18,7 +18,7 @@ from export.device.model import Classifier
 from export.device.model_source import Loading, LocalModels
 
 ROOT = Path(__file__).parent.parent
-SWAPS = 50  # tests/device_bench.py does a thousand
+SWAPS = 50  # benchmarks/device.py does a thousand
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.endurance import __main__ as command
 from benchmarks.endurance.expected import Expected
 from benchmarks.endurance.kills import KillsReport, Moment, Watcher, run_kills
 from benchmarks.endurance.latency import LatencyPlan, LatencyReport, measure_latency
 from benchmarks.endurance.pictures import FPS, PLACES, SCENE_SECONDS, Film, tiles
 from benchmarks.endurance.restart import RestartPlan, RestartReport
 from benchmarks.endurance.soak import SoakReport, run_soak
-from edge_hpcr.commands.cli import main
+from edge_hpcr.commands.cli import run
 from edge_hpcr.stream import EndOfStream
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.layout import Layout
@@ -224,7 +225,7 @@ def test_tiles_are_of_every_class_and_tell_where_they_are_from():
 def test_the_restart_part_opens_in_a_fresh_process_and_is_kept_beside_the_others(tmp_path, capsys):
     out = tmp_path / "endurance.json"
     out.write_text(json.dumps({"soak": {"passed": True}}))
-    assert main(["endure", "restart", "--quick", "--seed", "4", "--out", str(out)]) == 0
+    assert run(command.commands, "endurance", ["restart", "--quick", "--seed", "4", "--out", str(out)]) == 0
     assert "restart  pass" in capsys.readouterr().out
     kept = json.loads(out.read_text())
     assert kept["soak"] == {"passed": True}
@@ -250,15 +251,13 @@ def test_an_opening_of_more_than_five_seconds_or_of_less_than_was_asked_misses_t
 
 
 def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
-    from benchmarks.endurance import command
-
-    def soak(folder, arguments, progress):
+    def soak(folder, asked, progress):
         folder.mkdir()
         return command.Outcome(False, ["too slow"], {"bar": "fast", "problems": ["it waited"]})
 
     monkeypatch.setitem(command.PARTS, "soak", soak)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["endure", "soak", "--out", str(tmp_path / "endurance.json")]) == 1
+    assert run(command.commands, "endurance", ["soak", "--out", str(tmp_path / "endurance.json")]) == 1
     shown = capsys.readouterr()
     assert "soak     MISSED\n  too slow\n  problem: it waited\n  bar: fast" in shown.out
     (kept,) = tmp_path.glob("edge-hpcr-soak-*/workspace")
@@ -269,7 +268,7 @@ def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["swim"], "no part 'swim': choose one of"),
+        (["swim"], "unknown part 'swim': choose one of"),
         (["kills", "--kills", "0"], "0 kills: give at least 1"),
         (["soak", "--frames", "9"], "9 frames: give at least 100"),
         (["--out", "FOLDER/result.txt"], "name a .json file"),
@@ -284,7 +283,7 @@ def test_bad_input_is_one_clear_line(arguments, complaint, tmp_path: Path, capsy
     arguments = [argument.replace("FOLDER", str(tmp_path)) for argument in arguments]
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "endurance.json")]
-    assert main(["endure", *arguments]) == 2
+    assert run(command.commands, "endurance", arguments) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert complaint in message and message.startswith("edge_hpcr: ")
+    assert complaint in message and message.startswith("endurance: ")
     assert not list(tmp_path.glob("edge-hpcr-*"))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks import latency
-from export.__main__ import main
+from edge_hpcr.commands.cli import run
+from edge_hpcr.workspace.folder import Workspace
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latency")
-    assert main(["bench", "--quick", "--out", str(folder / "made" / "latency.json")]) == 0
+    assert run(latency.commands, "latency", ["--quick", "--out", str(folder / "made" / "latency.json")]) == 0
     page = (folder / "made" / "latency.md").read_text()
     assert "goal (at 32 pixels" in page and "swap ms" in page
     return json.loads((folder / "made" / "latency.json").read_text())
@@ -46,7 +47,7 @@ def test_a_quick_run_keeps_every_measurement(result):
 def test_the_tables_of_an_earlier_result_are_printed_as_markdown_without_measuring(result, tmp_path, capsys):
     file = tmp_path / "latency.json"
     file.write_text(json.dumps(result | {"hardware": "Another machine"}))
-    assert main(["bench", "--table", str(file)]) == 0
+    assert run(latency.commands, "latency", ["--table", str(file)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Another machine, torch ") and list(tmp_path.iterdir()) == [file]
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
@@ -84,3 +85,20 @@ def test_ratios_are_taken_within_a_round():
     compared = latency._compared(wall, wall)
     assert compared["times_as_fast_as_torch"]["onnx"]["wall"] == {"median": 2.0, "q1": 2.0, "q3": 2.0}
     assert compared["wall_ms"]["int8"]["median"] == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--out", "file.txt"], "name a .json file"),
+        (["--table", "nowhere.json"], "--table nowhere.json: No such file"),
+        (["--table", "W/settings.json"], "`python -m benchmarks.latency` did not write this file"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    with Workspace.open(tmp_path / "W"):
+        pass
+    assert run(latency.commands, "latency", arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("latency: ") and reason in line

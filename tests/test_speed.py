@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from benchmarks import speed, speed_parts
 from benchmarks.plain_step import PlainMemory, PlainStep
-from edge_hpcr.commands.cli import main
+from edge_hpcr.commands.cli import run
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -22,7 +22,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("speed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_HPCR_DATA", str(folder / "no data"))
-        assert main(["speed", "--quick", "--out", str(folder / "made" / "speed.json")]) == 0
+        assert run(speed.commands, "speed", ["--quick", "--out", str(folder / "made" / "speed.json")]) == 0
     assert "times as fast as plain" in (folder / "made" / "speed.md").read_text()
     return json.loads((folder / "made" / "speed.json").read_text())
 
@@ -155,8 +155,8 @@ def test_timing_a_step_leaves_the_learner_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--rounds", "0"], "at least 1"),
-        (["--threads", "0"], "at least 1"),
+        (["--rounds", "0"], "'--rounds': Input should be greater"),
+        (["--threads", "0"], "'--threads': Input should be greater"),
         (["--out", "FOLDER"], "name a .json file"),
         (["--out", "FOLDER/file/speed.json"], "cannot be written"),
     ],
@@ -165,6 +165,7 @@ def test_bad_input_is_one_clear_line(
     arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["speed", *(argument.replace("FOLDER", str(tmp_path)) for argument in arguments)]) == 2
+    given = [argument.replace("FOLDER", str(tmp_path)) for argument in arguments]
+    assert run(speed.commands, "speed", given) == 2
     message = capsys.readouterr().err
     assert complaint in message and message.count("\n") == 1

@@ -1,6 +1,5 @@
-"""`python -m edge_hpcr endure`: kills, answers while learning, hours of film, restarts; each against its bar."""
+"""`python -m benchmarks.endurance`: kills, answers while learning, hours of film, restarts; each against its bar."""
 
-import argparse
 import json
 import os
 import shutil
@@ -11,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tqdm import tqdm
+from typer import Argument, Option
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
+from benchmarks.output import check_writable, keep
+from edge_hpcr.commands import cli
+from edge_hpcr.common.errors import UserError, one_of
 
 Progress = Callable[[int, int], None]
 
@@ -28,55 +29,59 @@ class Outcome:
     facts: dict[str, Any]  # for JSON
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "endure",
-        help="kill it, soak it and restart it, and see that it holds",
-        description="Endurance: what a workspace must stand, each part against its bar. 1 is the answer when one is missed.",
-    )
-    parser.add_argument("part", nargs="?", default="all", metavar="PART", help=f"{', '.join(PARTS)} or all")
-    parser.add_argument("--kills", type=int, metavar="N", help="processes to kill (default: 500)")
-    parser.add_argument("--frames", type=int, metavar="N", help="of film to soak in (default: 200000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="K", help="(default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="too little to trust, to see that it works")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/endurance.json"),
-        metavar="FILE",
-        help="where each part is kept beside the others (default: %(default)s)",
-    )
-    parser.set_defaults(func=command)
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    kills: int | None
+    frames: int | None
+    seed: int
+    quick: bool
 
 
-def command(arguments: argparse.Namespace) -> int:
-    if arguments.part not in (*PARTS, "all"):
-        raise UserError(f"no part {arguments.part!r}: choose one of {', '.join(PARTS)}, or all")
-    kept = _read(arguments.out)
+commands = cli.new_commands()
+
+
+@commands.command()
+def endure(
+    part: Annotated[str, Argument(help="latency, restart, kills, soak or all")] = "all",
+    kills: Annotated[int | None, Option(metavar="N", help="processes to kill", show_default="500")] = None,
+    frames: Annotated[
+        int | None, Option(metavar="N", help="of film to soak in", show_default="200000")
+    ] = None,
+    seed: Annotated[int, Option(metavar="K")] = 0,
+    quick: Annotated[bool, Option("--quick", help="too little to trust, to see that it works")] = False,
+    out: Annotated[Path, Option(metavar="FILE", help="where each part is kept beside the others")] = Path(
+        "results/endurance.json"
+    ),
+) -> int:
+    """Kill it, soak it and restart it: what a workspace must stand, each part against its bar. 1 when one is missed."""
+    one_of("part", part, (*PARTS, "all"))
+    kept = _read(out)
     missed = False
-    for name in PARTS if arguments.part == "all" else [arguments.part]:
-        outcome = _run(name, arguments)
+    for name in PARTS if part == "all" else [part]:
+        outcome = _run(name, Plan(kills, frames, seed, quick))
         kept[name] = {**outcome.facts, "passed": outcome.passed, **_circumstances()}
-        _write(arguments.out, kept)
+        keep(out, kept)
         print(_table(name, outcome), flush=True)
         missed |= not outcome.passed
-    print(f"kept in {arguments.out}")
+    print(f"kept in {out}")
     return 1 if missed else 0
 
 
-def _run(name: str, arguments: argparse.Namespace) -> Outcome:
+def _run(name: str, plan: Plan) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix=f"edge-hpcr-{name}-"))
     passed = False
     try:
         with _progress(name) as progress:
-            outcome = PARTS[name](folder / "workspace", arguments, progress)
+            outcome = PARTS[name](folder / "workspace", plan, progress)
         passed = outcome.passed
     finally:
         # What went wrong can be looked at; what went well, or never began, leaves nothing.
         if passed or not any(folder.iterdir()):
             shutil.rmtree(folder)
         else:
-            print(f"edge_hpcr: the workspace of {name} is kept in {folder}", file=sys.stderr)
+            print(f"the workspace of {name} is kept in {folder}", file=sys.stderr)
     return outcome
 
 
@@ -118,31 +123,21 @@ def _table(name: str, outcome: Outcome) -> str:
 
 def _read(out: Path) -> dict[str, Any]:
     """What other parts left there, before hours are spent on this one."""
-    if out.suffix != ".json":
-        raise UserError(f"--out {out}: name a .json file")
+    check_writable(out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        kept = json.loads(out.read_text()) if out.exists() else {}
-        _write(out, kept)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
+        return dict(json.loads(out.read_text())) if out.exists() else {}
     except ValueError:
         raise UserError(f"{out} is no result of this command: move it away, or give another file") from None
-    return dict(kept)
-
-
-def _write(out: Path, kept: dict[str, Any]) -> None:
-    write_atomically(out, json.dumps(kept, indent=1, allow_nan=False) + "\n")
 
 
 # The parts. Each imports what it needs: PyTorch takes seconds, and --help none -----------------------------------------
 
 
-def _latency(folder: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+def _latency(folder: Path, asked: Plan, progress: Progress) -> Outcome:
     from benchmarks.endurance import latency
 
-    plan = latency.LatencyPlan(rounds=1, answers=6) if arguments.quick else latency.LatencyPlan()
-    report = latency.measure_latency(folder, plan, arguments.seed, progress)
+    plan = latency.LatencyPlan(rounds=1, answers=6) if asked.quick else latency.LatencyPlan()
+    report = latency.measure_latency(folder, plan, asked.seed, progress)
     said = [
         f"{kind:<11}p50 {times['p50']:.1f} ms, p95 {times['p95']:.1f} ms (n={times['n']:.0f})"
         + (f", p95 {report.ratios[kind]['p95']:.2f} times the idle one" if kind in report.ratios else "")
@@ -151,11 +146,11 @@ def _latency(folder: Path, arguments: argparse.Namespace, progress: Progress) ->
     return Outcome(report.passed, said, latency.as_json(report))
 
 
-def _restart(folder: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+def _restart(folder: Path, asked: Plan, progress: Progress) -> Outcome:
     from benchmarks.endurance import restart
 
-    plan = restart.RestartPlan(200, 100, 5, 1) if arguments.quick else restart.RestartPlan()
-    report = restart.measure_restart(folder, plan, arguments.seed, progress)
+    plan = restart.RestartPlan(200, 100, 5, 1) if asked.quick else restart.RestartPlan()
+    report = restart.measure_restart(folder, plan, asked.seed, progress)
     start = max(report.starts, key=lambda start: start["opening"])
     said = [
         f"{report.labels:,} labels, {report.memory_samples:,} samples in memory, {len(report.starts)} starts",
@@ -166,11 +161,11 @@ def _restart(folder: Path, arguments: argparse.Namespace, progress: Progress) ->
     return Outcome(report.passed, said, restart.as_json(report))
 
 
-def _kills(folder: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+def _kills(folder: Path, asked: Plan, progress: Progress) -> Outcome:
     from benchmarks.endurance import kills
 
-    count = (3 if arguments.quick else 500) if arguments.kills is None else arguments.kills
-    report = kills.run_kills(folder, count, arguments.seed, progress)
+    count = (3 if asked.quick else 500) if asked.kills is None else asked.kills
+    report = kills.run_kills(folder, count, asked.seed, progress)
     hit = ", ".join(f"{phase} {times}" for phase, times in report.phases.most_common())
     said = [
         f"{report.kills} kills in {report.seconds:.0f} s; {report.actions.total()} actions were acknowledged, "
@@ -181,11 +176,11 @@ def _kills(folder: Path, arguments: argparse.Namespace, progress: Progress) -> O
     return Outcome(report.passed, said, kills.as_json(report))
 
 
-def _soak(folder: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+def _soak(folder: Path, asked: Plan, progress: Progress) -> Outcome:
     from benchmarks.endurance import soak
 
-    count = (300 if arguments.quick else 200_000) if arguments.frames is None else arguments.frames
-    report = soak.run_soak(folder, count, arguments.seed, progress)
+    count = (300 if asked.quick else 200_000) if asked.frames is None else asked.frames
+    report = soak.run_soak(folder, count, asked.seed, progress)
     said = [
         f"{report.frames:,} frames at {report.frames / report.seconds:.0f}/s, learned at {report.image_size} pixels; "
         f"{report.labels:,} labels, {report.steps:,} steps",
@@ -196,9 +191,12 @@ def _soak(folder: Path, arguments: argparse.Namespace, progress: Progress) -> Ou
     return Outcome(report.passed, said, soak.as_json(report))
 
 
-PARTS: dict[str, Callable[[Path, argparse.Namespace, Progress], Outcome]] = {
+PARTS: dict[str, Callable[[Path, Plan, Progress], Outcome]] = {
     "latency": _latency,
     "restart": _restart,
     "kills": _kills,
     "soak": _soak,
 }
+
+if __name__ == "__main__":
+    sys.exit(cli.run(commands, "python -m benchmarks.endurance"))
