@@ -1,0 +1,70 @@
+"""`pip install .`: a wheel with everything that runs, and the one command `edge-hpcr`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from edge_hpcr import __version__
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("edge_hpcr", "app", "export")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The wheel, built from a copy of what a clone has, and installed into a folder of its own."""
+    source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name in ("pyproject.toml", "requirements.txt", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "install", *offline, "--target", place, source], check=True, cwd=place)
+    return place
+
+
+def edge_hpcr(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    program = [str(installed / "bin" / "edge-hpcr"), *arguments]
+    # From a folder without the sources, which would be imported first.
+    return subprocess.run(
+        program, cwd=installed, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_knows_its_version_and_all_commands(installed):
+    assert edge_hpcr(installed, "--version").stdout == f"edge_hpcr {__version__}\n"
+    shown = edge_hpcr(installed, "--help").stdout
+    assert shown.startswith("Usage: edge-hpcr ")
+    assert all(f"\n  {name} " in shown for name in ("learn", "app", "export", "device", "bench"))
+
+
+@pytest.mark.parametrize("command", [["app"], ["export", "list"], ["device"], ["data", "get"]])
+def test_commands_of_every_package_can_be_reached(installed, command):
+    ended = edge_hpcr(installed, *command, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "") and "sage: " in ended.stdout
+
+
+def test_wrong_input_is_one_line_with_the_same_exit_code(installed):
+    ended = edge_hpcr(installed, "status", "nowhere")
+    assert ended.returncode == 2 and ended.stderr.startswith("edge_hpcr: no workspace at nowhere")
+    assert edge_hpcr(installed, "device", "--models", "nowhere", "--source", "0").returncode == 2
+
+
+def test_every_file_of_the_packages_is_installed_and_no_other_package(installed):
+    def files(root: Path) -> set[Path]:
+        found = (path for name in PACKAGES for path in (root / name).rglob("*") if path.is_file())
+        return {path.relative_to(root) for path in found if "__pycache__" not in path.parts}
+
+    assert files(installed) == files(ROOT)
+    (facts,) = installed.glob("edge_hpcr-*.dist-info")
+    assert {path.name for path in installed.iterdir()} == {*PACKAGES, "bin", facts.name}
+    needed = Parser().parsestr((facts / "METADATA").read_text()).get_all("Requires-Dist")
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert len(needed) == len([line for line in lines if line and not line.startswith("#")])
