@@ -34,6 +34,7 @@ check: install-dev ## lint, formatting, types and the directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
 	$(BIN)/python -m benchmarks.speed --out results/speed.json

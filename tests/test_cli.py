@@ -11,6 +11,7 @@ from edge_hpcr.commands.bench import configure
 from edge_hpcr.commands.cli import COMMANDS, HELP_WIDTH, main
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes, parse_bytes
+from edge_hpcr.learner import methods
 from edge_hpcr.workspace.folder import Workspace
 
 
@@ -166,7 +167,7 @@ def test_help_fits_the_terminal(width, capsys, monkeypatch):
 def test_presets_are_the_papers_settings():
     assert len([name for name in PRESETS if not name.startswith("paper/ocm")]) == 12
     assert preset("paper/cifar10-200").buffer == 200
-    assert preset("paper/cifar10-200").method_options == {"alpha": 0.01}
+    assert methods.method_class("hpcr").papers_options("cifar10") == {"alpha": 0.01}
     assert preset("paper/tiny_imagenet-4000").dataset == "tiny_imagenet"
     ocm = preset("paper/ocm-cifar100-1000").learner_options
     assert ocm == {"nf": 64, "replay": 64, "optimiser": "adam", "lr": 0.001}
