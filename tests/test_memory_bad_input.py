@@ -52,7 +52,7 @@ BAD_BATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "too few labels": ({"labels": np.array([0, 1, 0])}, "labels"),
     "labels as fractions": ({"labels": np.array([0.0, 1.0, 0.0, 1.0])}, "labels"),
     "an unknown class": ({"labels": np.array([0, 1, 2, 0])}, "known classes"),
-    "a negative class": ({"labels": np.array([0, 1, -1, 0])}, "known classes"),
+    "a negative class": ({"labels": np.array([0, 1, -1, 0])}, "-1 is negative"),
     "too few ids": ({"ids": np.array([1])}, "ids"),
     "no logits": ({"logits": None}, "logits"),
     "logits of another width": ({"logits": np.ones((4, 3))}, "logits"),

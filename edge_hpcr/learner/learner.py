@@ -24,6 +24,7 @@ from torch.nn.utils import get_total_norm
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner import checkpoint, methods, optimise
 from edge_hpcr.learner.augment import AugmentConfig, augment
+from edge_hpcr.learner.checks import check_images, whole_numbers
 from edge_hpcr.learner.ema import WeightAverage
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
 from edge_hpcr.learner.methods import Batch, Records, StepView
@@ -167,7 +168,7 @@ class Learner:
     @_exclusive
     def add_class(self, class_id: int) -> int:
         """Make room for a class; returns its column. What the learner knows of other classes does not change."""
-        (class_id,) = self._check_integers([class_id], 1, "class ids")
+        (class_id,) = whole_numbers([class_id], 1, "class ids").tolist()
         if class_id in self.class_ids:
             raise UserError(f"class {class_id} exists already; give a new class another id")
         if self.method.uses_memory:
@@ -179,7 +180,7 @@ class Learner:
         for network in self._networks():
             network.append_proxy(proxy)
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
-        self.class_ids.append(int(class_id))
+        self.class_ids.append(class_id)
         return len(self.class_ids) - 1
 
     @_exclusive
@@ -224,10 +225,10 @@ class Learner:
         If it fails, the learner is as before it, but for classes that came with the batch. `remember=False` is for
         samples that the memory has been offered before (a corrected label).
         """
-        self._check_images(images)
-        labels = self._check_integers(labels, len(images), "class ids")
+        check_images(images, self.config.height, self.config.width)
+        labels = whole_numbers(labels, len(images), "class ids").tolist()
         if ids is not None:
-            ids = np.array(self._check_integers(ids, len(images), "sample ids"), dtype=np.int64)
+            ids = whole_numbers(ids, len(images), "sample ids")
         for class_id in labels:
             if class_id not in self.class_ids:
                 self.add_class(class_id)
@@ -298,31 +299,6 @@ class Learner:
                 f"the loss is {float(loss)} and its gradient's norm {gradient} at step {self.step}: the step was not "
                 f"taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
             )
-
-    def _check_images(self, images: np.ndarray) -> None:
-        expected = (self.config.height, self.config.width, 3)
-        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-            kind = getattr(images, "dtype", type(images).__name__)
-            raise UserError(
-                f"images are {kind}: give a NumPy array of uint8, RGB, [N, {expected[0]}, {expected[1]}, 3]"
-            )
-        if images.ndim != 4 or images.shape[1:] != expected:
-            raise UserError(
-                f"images have shape {images.shape}: this learner takes [N, {expected[0]}, {expected[1]}, 3]"
-            )
-        if len(images) == 0:
-            raise UserError("an empty batch: give at least one image")
-
-    @staticmethod
-    def _check_integers(values: Any, count: int, what: str) -> list[int]:
-        array = np.asarray(values)
-        if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
-            raise UserError(
-                f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one an image"
-            )
-        if (array < 0).any():
-            raise UserError(f"{what}: {int(array.min())} is negative; they count from 0")
-        return [int(value) for value in array]
 
     def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
@@ -420,7 +396,7 @@ class Learner:
     @torch.no_grad()
     def predict(self, images: np.ndarray, averaged: bool = False) -> Prediction:
         """Probabilities over the classes seen so far, and how near the nearest proxy is; `averaged` uses the EMA."""
-        self._check_images(images)
+        check_images(images, self.config.height, self.config.width)
         if not self.class_ids:
             raise UserError(
                 "nothing to predict yet: the learner knows no class; observe a labelled image first"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.checks import check_images, whole_numbers
 from edge_hpcr.learner.codec import DEFAULT_QUALITY, LOSSY_CODECS, check_codec, typical_bytes
 from edge_hpcr.learner.rows import (
     ImageStore,
@@ -117,7 +118,7 @@ class ReplayMemory:
         self._heads = Rows((), _HEAD)
         self._logits = Rows((0,), precision)
         self._features = Rows((feature_size,), precision)
-        self._images = _store(config, self.image_shape)
+        self._images = image_store(self.image_shape, config.codec, config.quality)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
         self._check_holds_classes(config, 1, self.row_bytes(None if config.codec == "raw" else 1))
 
@@ -205,14 +206,14 @@ class ReplayMemory:
 
         Logits and features that the memory does not store are ignored.
         """
-        self._check_images(images)
+        check_images(images, *self.image_shape[:2])
         count = len(images)
-        labels = _integers(labels, count, "labels")
-        if labels.min() < 0 or labels.max() >= self._num_classes:
+        labels = whole_numbers(labels, count, "labels")
+        if labels.max() >= self._num_classes:
             raise UserError(f"a label is outside the {self._num_classes} known classes: add the class first")
         if ids is None:
             ids = np.arange(self._next_id, self._next_id + count)
-        ids = _integers(ids, count, "ids")
+        ids = whole_numbers(ids, count, "ids")
         logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits")
         features = self._check_numbers(features, (count, self.feature_size), "features")
         keys = self._rng.random(count)
@@ -258,7 +259,7 @@ class ReplayMemory:
         """Another picture for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
         if not 0 <= slot < self._count:
             raise IndexError(f"slots must lie in 0..{self._count - 1}")
-        self._check_images(image[None])
+        check_images(image[None], *self.image_shape[:2])
         stored = self._to_stored(image)
         self._image_bytes += stored_bytes(stored) - stored_bytes(self._images.get(slot))
         self._images.put(slot, stored)
@@ -307,7 +308,7 @@ class ReplayMemory:
         A first pass only measures, so that samples leave before the new encoding can take more room.
         """
         recode = _encoding(config) != _encoding(self.config)
-        store = _store(config, self.image_shape) if recode else self._images
+        store = image_store(self.image_shape, config.codec, config.quality) if recode else self._images
         sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
         fixed = self._fixed_bytes(config, self._logits.shape[0])
         mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.image_shape, config.codec)
@@ -479,13 +480,6 @@ class ReplayMemory:
         if not 0 <= column < self._num_classes:
             raise UserError(f"class column {column} is outside the {self._num_classes} known classes")
 
-    def _check_images(self, images: np.ndarray) -> None:
-        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-            raise UserError("the memory takes images as a uint8 array")
-        if images.ndim != 4 or images.shape[1:] != self.image_shape or not len(images):
-            wanted = ["B", *self.image_shape]
-            raise UserError(f"the memory takes images {wanted} with B at least 1, not {list(images.shape)}")
-
     def _check_numbers(self, values: np.ndarray | None, shape: tuple[int, int], name: str) -> np.ndarray:
         if shape[1] == 0:
             return np.empty(shape, np.float32)
@@ -499,19 +493,8 @@ class ReplayMemory:
         return to_precision(values, _PRECISIONS[self.config.precision])
 
 
-def _integers(values: np.ndarray, count: int, name: str) -> np.ndarray:
-    values = np.asarray(values)
-    if values.shape != (count,) or values.dtype.kind not in "iu":
-        raise UserError(f"{name} must be {count} whole numbers, not {values.dtype} {list(values.shape)}")
-    return values.astype(np.int64)
-
-
 def _encoding(config: MemoryConfig) -> tuple[str, int | None]:
     return config.codec, config.quality if config.codec in LOSSY_CODECS else None
-
-
-def _store(config: MemoryConfig, shape: tuple[int, int, int]) -> ImageStore:
-    return image_store(shape, config.codec, config.quality)
 
 
 def _capacity(config: MemoryConfig, row_bytes: int) -> int:
