@@ -111,11 +111,15 @@ def tried_curve(tried: dict[str, Any]) -> str:
     return line_chart(_split_by_trust(points), "labels", "right answers", title=title, last_values=False)
 
 
-def _split_by_trust(points: Sequence[tuple[int, float, int]]) -> list[Series]:
+def _split_by_trust(points: Sequence[tuple[int, float, int]]) -> tuple[Series, ...]:
     """One line where a value rests on enough samples, another one where these are few."""
-    enough = Series(f"n of {FEW} or more", ENOUGH_COLOUR, [(x, y) for x, y, n in points if n >= FEW])
-    few = Series(f"few samples (n below {FEW})", FEW_COLOUR, [(x, y) for x, y, n in points if n < FEW])
-    return [series for series in (enough, few) if series.points]
+    enough = tuple((x, y) for x, y, n in points if n >= FEW)
+    few = tuple((x, y) for x, y, n in points if n < FEW)
+    lines = (
+        Series(f"n of {FEW} or more", ENOUGH_COLOUR, enough),
+        Series(f"few samples (n below {FEW})", FEW_COLOUR, few),
+    )
+    return tuple(line for line in lines if line.points)
 
 
 def class_charts(status: dict[str, Any], classes: Sequence[ClassLook]) -> str:
@@ -139,9 +143,7 @@ def class_charts(status: dict[str, Any], classes: Sequence[ClassLook]) -> str:
         before.append(Bar(look.name, look.colour, own["accuracy"] or 0.0, text))
     charts = [
         bars(recall, title="Held-out samples recognised", mark_name="its best so far"),
-        bars(forgetting, title="Forgotten since its best, in points of that best", number_units=172)
-        if forgetting
-        else "",
+        bars(forgetting, title="Forgotten since its best, in points of that best") if forgetting else "",
         bars(before, title="Right before learning"),
     ]
     return "".join(f'<div class="accuracy-classes">{chart}</div>' for chart in charts if chart)

@@ -108,11 +108,11 @@ def curves_html(views: list[RunView]) -> str:
         for kind, values in (("live", view.live), ("EMA", view.averaged)):
             if values:
                 # Live and averaged of a run share its colour, and differ in dash and mark.
-                points = [(task, value) for task, value in enumerate(values, 1)]
+                points = tuple(enumerate(values, 1))
                 series.append(Series(f"{name}, {kind}", COLOURS[index % len(COLOURS)], points))
     if not series:
         return empty("The curves appear as soon as the first task is done.")
-    return line_chart(series, "tasks learned", "A_t")
+    return line_chart(tuple(series), "tasks learned", "A_t")
 
 
 def results_html(views: list[RunView]) -> str:

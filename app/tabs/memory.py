@@ -13,7 +13,7 @@ import gradio as gr
 import numpy as np
 import psutil
 
-from app.charts import Bar, Part, bars, empty, stacked_bar
+from app.charts import Bar, bars, empty, stacked_bar
 from app.studio import Studio
 from app.tabs.accuracy import ClassLook, looks
 from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
@@ -56,10 +56,8 @@ NOTHING_HELD = (
 def budget_bar(facts: dict[str, Any]) -> str:
     """The status's facts about the memory as one bar in bytes."""
     sizes, budget = facts["bytes"], facts["budget"]
-    parts = [
-        Part(name, colour, sum(sizes[key] for key in keys), format_bytes(sum(sizes[key] for key in keys)))
-        for name, colour, keys in PARTS
-    ]
+    used = [(name, colour, sum(sizes[key] for key in keys)) for name, colour, keys in PARTS]
+    parts = [(*part, format_bytes(part[2])) for part in used]
     title = (
         f"{format_bytes(sizes['total'])} of {format_bytes(budget)} used by "
         f"{facts['samples']:,} {'sample' if facts['samples'] == 1 else 'samples'}"

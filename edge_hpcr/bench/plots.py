@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ def accuracy_matrices(dataset: str, groups: Sequence[Group]) -> Figure:
     image = None
     for axes, one in zip(panels.flat, groups, strict=False):
         image = _matrix(axes, _mean_matrix(one), _FROM_PALE)
-        axes.set_title(_wrapped(_title(one), side), fontsize=9)
+        axes.set_title(fill(_title(one), int(13 * side)), fontsize=9)  # 13 letters per inch
     for axes in panels.flat[len(groups) :]:
         axes.set_axis_off()
     if image is not None:
@@ -237,14 +238,3 @@ def class_accuracies(dataset: str, groups: Sequence[Group]) -> Figure:
 
 def _remove_frame(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _wrapped(text: str, inches: float) -> str:
-    """A panel's title in as many lines as it needs, at about 13 letters an inch."""
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > 13 * inches:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)

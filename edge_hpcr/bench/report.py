@@ -13,6 +13,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from edge_hpcr.bench import metrics, presets
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.run import make_config
@@ -300,7 +302,7 @@ def _accuracy_table(groups: Sequence[Group], beside_paper: bool) -> str:
                 if metric == "A_T":
                     row.append(ours.above(papers))
         rows.append(row)
-    return _markdown(head, rows, text_columns=2)
+    return _markdown(head, rows)
 
 
 def _averaged_table(groups: Sequence[Group]) -> str:
@@ -312,7 +314,7 @@ def _averaged_table(groups: Sequence[Group]) -> str:
             averaged = one.averaged(metric)
             row += [averaged.text, averaged.above(one.estimate(metric))]
         rows.append(row)
-    return _markdown(head, rows, text_columns=2)
+    return _markdown(head, rows)
 
 
 def _cost_table(groups: Sequence[Group], machines: list[str]) -> str:
@@ -335,7 +337,7 @@ def _cost_table(groups: Sequence[Group], machines: list[str]) -> str:
             ", ".join(map(str, numbers)),
         ]
         rows.append(row)
-    return _markdown(head, rows, text_columns=2)
+    return _markdown(head, rows)
 
 
 def _notes(settings: dict[str, Any]) -> str:
@@ -361,16 +363,7 @@ def _ranges(seeds: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _markdown(head: list[str], rows: list[list[str]], text_columns: int) -> str:
-    """Aligned, so that it reads as well in a terminal; numbers to the right."""
-    widths = [max(3, *map(len, column)) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        padded = [
-            cell.ljust(width) if i < text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = ["-" * width if i < text_columns else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join([line(head), line(rule), *map(line, rows)])
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    """Aligned, so that it reads as well in a terminal: the method and its memory to the left, numbers to the right."""
+    alignment = ["left", "left", *["right"] * (len(head) - 2)]
+    return tabulate(rows, head, tablefmt="pipe", colalign=alignment, disable_numparse=True)
