@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,10 +10,9 @@ import numpy as np
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.live.suspicious import Suspicion
-from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.label_queue import UNKNOWN, rank
+from edge_hpcr.workspace.queries import Queries, reading
 from edge_hpcr.workspace.records import SampleRow
-from edge_hpcr.workspace.tables import COLUMNS, IDS, to_sample_row
 
 STATES = {"queue": "queued", "labelled": "labelled"}  # of the samples in a view
 PAGE = 60
@@ -36,21 +32,19 @@ def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
     """
     view = query.get("view", "queue")
     one_of("view", view, STATES)
-    path = studio.workspace.layout.journal
     alike: dict[int, list[int]] = {}
     # A connection of its own, so that a long list never holds up a label.
-    with closing(open_read_only(path)) as db, as_user_errors(path):
-        db.execute("BEGIN")  # all of it as of one moment
-        doubts = _doubts(studio, db)
+    with reading(studio.workspace.layout.journal) as journal:
+        doubts = _doubts(studio, journal)
         if view == "queue":
-            ids, alike, total = _queue(studio, db)
+            ids, alike, total = _queue(studio, journal)
         else:
-            ids = _labelled(studio, db, query, [*doubts] if query.get("doubts") == "1" else [])
+            ids = _labelled(journal, query, [*doubts] if query.get("doubts") == "1" else [])
             total = len(ids)
         pages = max(1, -(-len(ids) // PAGE))
         number = min(_number(query, "page") or 0, pages - 1)
-        rows = _rows(db, _chosen(ids, number, _ids(query, "stay")))
-        selected = _still(db, STATES[view], _ids(query, "selected"))
+        rows = journal.rows_of(_chosen(ids, number, _ids(query, "stay")))
+        selected = journal.in_state(STATES[view], _ids(query, "selected"))
     return {
         "view": view,
         "page": number,
@@ -85,53 +79,31 @@ def look_alikes(ids: Sequence[int], hashes: Sequence[int], distance: int) -> lis
 # The two views --------------------------------------------------------------------------------------------------------
 
 
-def _queue(studio: Studio, db: sqlite3.Connection) -> tuple[list[int], dict[int, list[int]], int]:
+def _queue(studio: Studio, journal: Queries) -> tuple[list[int], dict[int, list[int]], int]:
     """The queue, most informative first; of each sample those that look alike; and how many are queued."""
-    rows = db.execute(
-        "SELECT id, priority, hash64 FROM samples WHERE state = 'queued' ORDER BY priority DESC, id LIMIT ?",
-        (MOST_RANKED,),
-    ).fetchall()
-    hashes = {sample_id: hash64 % 2**64 for sample_id, _, hash64 in rows}
-    ids = rank([*hashes], [priority for _, priority, _ in rows], [*hashes.values()])
+    rows = journal.queued(MOST_RANKED)
+    hashes = {row.id: row.hash64 for row in rows}
+    ids = rank([*hashes], [row.priority for row in rows], [*hashes.values()])
     # A little further than the gate looks, which keeps the closest ones out of the queue.
     distance = studio.workspace.settings.gate_distance + 2
     groups = look_alikes(ids, [hashes[sample_id] for sample_id in ids], distance)
     alike = {sample_id: group for group in groups if len(group) > 1 for sample_id in group}
-    ((total,),) = db.execute("SELECT count(*) FROM samples WHERE state = 'queued'")
-    return ids, alike, total
+    return ids, alike, journal.counts().queued
 
 
-def _labelled(studio: Studio, db: sqlite3.Connection, query: dict[str, str], first: list[int]) -> list[int]:
+def _labelled(journal: Queries, query: dict[str, str], first: list[int]) -> list[int]:
     """The labelled samples that are asked for, the latest label first, but before them those named."""
-    where = "state = 'labelled'"
-    values: list[int | str] = []
-    if class_id := _number(query, "class"):
-        where += " AND class_id = ?"
-        values.append(class_id)
-    if text := query.get("search", "").strip()[:LONGEST_SEARCH]:
-        named = [row.id for row in studio.journal.classes() if text.casefold() in row.name.casefold()]
-        pattern = "".join(f"\\{c}" if c in "\\%_" else c for c in text)
-        where += rf" AND (class_id IN {IDS} OR CAST(id AS TEXT) = ? OR origin LIKE ? ESCAPE '\')"
-        values += [json.dumps(named), text.removeprefix("#"), f"%{pattern}%"]
-    found = db.execute(f"SELECT id FROM samples WHERE {where} ORDER BY labelled_seq DESC, id DESC", values)
-    ids = [sample_id for (sample_id,) in found]
-    if first:
-        wanted = set(ids)
-        first = [sample_id for sample_id in first if sample_id in wanted]
-        ids = [*first, *(sample_id for sample_id in ids if sample_id not in set(first))]
-    return ids
+    ids = journal.find_labelled(_number(query, "class"), query.get("search", "").strip()[:LONGEST_SEARCH])
+    wanted = set(ids)
+    first = [sample_id for sample_id in first if sample_id in wanted]
+    return [*first, *(sample_id for sample_id in ids if sample_id not in set(first))] if first else ids
 
 
-def _doubts(studio: Studio, db: sqlite3.Connection) -> dict[int, Suspicion]:
+def _doubts(studio: Studio, journal: Queries) -> dict[int, Suspicion]:
     """The learner's suspicions that still stand, strongest first: a label may have been changed since it looked."""
     found = {suspicion.sample_id: suspicion for suspicion in studio.live.suspicions}
-    labels = dict(
-        db.execute(
-            f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}",
-            (json.dumps([*found]),),
-        )
-    )
-    live = {class_id for (class_id,) in db.execute("SELECT id FROM classes WHERE state = 'live'")}
+    labels = journal.labels_of(found)
+    live = {row.id for row in journal.classes()}
     return {
         i: doubt for i, doubt in found.items() if labels.get(i) == doubt.class_id and doubt.suggested in live
     }
@@ -147,17 +119,6 @@ def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
     shown = set(kept)
     others = (sample_id for sample_id in ids[number * PAGE : (number + 1) * PAGE] if sample_id not in shown)
     return [*kept, *others][:PAGE]
-
-
-def _rows(db: sqlite3.Connection, ids: list[int]) -> list[SampleRow]:
-    found = db.execute(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps(ids),))
-    rows = {row.id: row for row in map(to_sample_row, found)}
-    return [rows[sample_id] for sample_id in ids]
-
-
-def _still(db: sqlite3.Connection, state: str, ids: list[int]) -> list[int]:
-    found = db.execute(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))
-    return [sample_id for (sample_id,) in found]
 
 
 def _described(row: SampleRow, alike: list[int] | None, doubt: Suspicion | None) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from export_parts import Teaching
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.live import checkpoints
 from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.workspace.folder import Workspace
 from export.device.manifest import ClassLabel
@@ -138,7 +137,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_left_where_it_is(teaching):
     one.close()
     folders = one.workspace.layout.checkpoint_folders()
     (folders[-1] / "average.safetensors").write_bytes(b"cut short")
-    step = checkpoints.Learner.load(folders[-2], "cpu")[0].step
+    step = Learner.load(folders[-2], "cpu")[0].step
     assert snapshot_of_workspace(one.path).step == step
     assert one.workspace.layout.checkpoint_folders() == folders
     for folder in folders:

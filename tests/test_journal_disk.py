@@ -18,6 +18,7 @@ from edge_hpcr.workspace import database
 from edge_hpcr.workspace.database import JournalDamaged, open_read_only
 from edge_hpcr.workspace.fold import differences, fold_events
 from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.queries import Queries
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +37,8 @@ def answer(process: subprocess.Popen) -> str:
 def check_whole(path: Path) -> None:
     with closing(open_read_only(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert differences(fold_events(db), db) == []
+        whole = Queries(db, path)
+        assert differences(fold_events(whole), whole) == []
 
 
 FILL_THE_DISK = """
@@ -215,9 +217,9 @@ def test_a_journal_in_a_folder_that_is_missing_or_of_a_newer_version_is_refused(
     journal = Journal(tmp_path / "journal.sqlite")
     journal.close()
     with closing(sqlite3.connect(journal.path)) as db:
-        db.execute("UPDATE meta SET value = 2 WHERE key = 'format'")
+        db.execute("UPDATE meta SET value = 99 WHERE key = 'format'")
         db.commit()
-    with pytest.raises(UserError, match="use a newer version"):
+    with pytest.raises(UserError, match=r"format 99, this version .* use the version that wrote it"):
         Journal(journal.path)
 
 
@@ -231,7 +233,8 @@ def test_the_journal_is_read_beside_a_process_that_writes_it_and_sees_one_moment
             first = db.execute("SELECT max(seq) FROM events").fetchone()
             process.stdout.readline(), process.stdout.readline()
             assert db.execute("SELECT max(seq) FROM events").fetchone() == first
-            assert differences(fold_events(db), db) == []
+            whole = Queries(db, tmp_path)
+            assert differences(fold_events(whole), whole) == []
             with pytest.raises(sqlite3.OperationalError, match="readonly"):
                 db.execute("DELETE FROM events")
     finally:

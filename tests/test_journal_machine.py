@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.workspace.database import open_read_only
 from edge_hpcr.workspace.fold import differences, fold_events
 from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.queries import reading
 
 NAMES = st.sampled_from(["mug", "Mug", "MUG", "cup", "Cup", "ß", "SS", "pen"])
 
@@ -169,7 +168,7 @@ class JournalAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def the_events_add_up_to_the_tables(self):
-        with closing(open_read_only(self.journal.path)) as db:
+        with reading(self.journal.path) as db:
             fold = fold_events(db)
             assert differences(fold, db) == []
             assert fold.last_seq == self.journal.last_seq

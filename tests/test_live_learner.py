@@ -347,7 +347,7 @@ def test_many_threads_may_ask_while_it_learns(bench):
     assert not failures
 
 
-def test_the_status_file_tells_other_processes_and_nothing_when_it_has_ended(bench, tmp_path):
+def test_the_status_file_tells_other_processes(bench, tmp_path):
     one = bench()
     one.label(0, 2)
     one.learned()
@@ -355,7 +355,8 @@ def test_the_status_file_tells_other_processes_and_nothing_when_it_has_ended(ben
     assert read_status(one.workspace.layout.status)["memory"]["samples"] == 2
     assert read_status(tmp_path / "missing.json") is None
     (tmp_path / "old.json").write_text('{"pid": 999999999}')
-    assert read_status(tmp_path / "old.json") is None
+    with pytest.raises(UserError, match=r"old.json is damaged"):
+        read_status(tmp_path / "old.json")
 
 
 def test_images_that_nobody_needs_leave_when_the_disk_budget_is_full_and_others_stay(bench):

@@ -3,16 +3,20 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edge_hpcr.commands.cli import main
+from edge_hpcr.common.files import locked
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.live import status_report
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
@@ -335,7 +339,8 @@ def test_the_status_of_a_workspace_in_which_nothing_was_learned(run):
 def test_the_status_of_a_learner_that_runs(run, path):
     held_out = measured()[1]
     write_status(path / "status.json", report("learning", os.getpid(), held_out, problems=["a full disk"]))
-    status = json.loads(run("status", "--json")[1])
+    with locked(path / "lock", "busy"):
+        status, text = json.loads(run("status", "--json")[1]), run("status")[1]
     assert set(status) == FIELDS
     assert (status["doing"], status["running"], status["pid"]) == ("learning", True, os.getpid())
     assert status["memory"] == {"samples": 570, "bytes": 1_000_000, "budget": 2_000_000}
@@ -354,7 +359,7 @@ def test_the_status_of_a_learner_that_runs(run, path):
         "classes": status["test_then_train"]["classes"],
     }
     assert sum(part["labels"] for part in status["test_then_train"]["classes"].values()) == 4
-    lines = {line[:17].strip(): line[17:] for line in run("status")[1].splitlines()}
+    lines = {line[:17].strip(): line[17:] for line in text.splitlines()}
     assert lines["doing"] == f"learning (process {os.getpid()}, on cpu, step 12, 1 events to learn)"
     assert lines["memory"] == "▓▓▓▓░░░░ 1.00 MB of 2.00 MB, 570 samples"
     assert lines["held-out"] == "75 % (n=40)"
@@ -365,13 +370,80 @@ def test_the_status_of_a_learner_that_runs(run, path):
 def test_a_learner_that_says_nothing_any_more_is_not_believed(run, path):
     old = report("learning", os.getpid(), HeldOut(), at=time.time() - 3600)
     write_status(path / "status.json", old)
-    assert json.loads(run("status", "--json")[1])["doing"] == "silent"
-    assert "no sign of life for 60 min" in run("status")[1]
+    with locked(path / "lock", "busy"):
+        assert json.loads(run("status", "--json")[1])["doing"] == "silent"
+        assert "no sign of life for 60 min" in run("status")[1]
     write_status(path / "status.json", report("failed", os.getpid(), HeldOut(), at=time.time() - 3600))
     failed = json.loads(run("status", "--json")[1])
     assert (failed["doing"], failed["running"]) == ("failed", False)
-    (path / "status.json").write_text("{half")
-    assert json.loads(run("status", "--json")[1])["doing"] == "not running"
+
+
+def test_the_lock_says_whether_a_learner_runs_and_not_a_process_number(run, path):
+    # In another container the learner's number belongs to nobody, or to somebody else.
+    write_status(path / "status.json", report("learning", ended_process(), HeldOut()))
+    with locked(path / "lock", "busy"):
+        there = json.loads(run("status", "--json")[1])
+    write_status(path / "status.json", report("learning", os.getpid(), HeldOut()))
+    gone = json.loads(run("status", "--json")[1])
+    assert (there["doing"], there["running"]) == ("learning", True)
+    assert (gone["doing"], gone["running"], gone["pid"]) == ("not running", False, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{half",
+        "[]",
+        "null",
+        "{}",
+        b"\xff\xfe",
+        {"at": "noon"},
+        {"memory": None},
+        {"held_out": 7},
+        {"problems": 3},
+    ],
+)
+def test_a_damaged_report_is_a_problem_that_is_said_and_the_rest_is_still_told(run, path, content):
+    if isinstance(content, dict):
+        content = json.dumps(report("learning", 1, HeldOut()) | content)
+    (path / "status.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for held, doing in ((True, "running"), (False, "not running")):
+        with locked(path / "lock", "busy") if held else nullcontext():
+            code, out, _ = run("status", "--json")
+            assert code == 0 and run("status")[0] == 0
+        status = json.loads(out)
+        assert (status["doing"], status["running"], status["labels"]) == (doing, held, 4)
+        if held or len(content) < 100:
+            assert "status.json is damaged" in status["problems"][0]
+
+
+LOOK_AS_NOBODY = """
+import json, os, sys
+from pathlib import Path
+from edge_hpcr.live import status_report
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+print(json.dumps(status_report.gather(Path(sys.argv[1]))))
+"""
+
+
+def test_a_report_and_a_lock_that_cannot_be_read_are_said(path):
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
+        Path(name).chmod(0o755)
+        copy = shutil.copytree(path, Path(name) / "w")
+        for part in ("status.json", "lock"):
+            (copy / part).touch()
+            (copy / part).chmod(0)
+        copy.chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK_AS_NOBODY, str(copy)], capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert (status["doing"], status["running"], status["labels"]) == ("unknown", None, 4)
+    assert "lock cannot be read" in status["problems"][0]
+    assert "status.json cannot be read: Permission denied" in status["problems"][1]
 
 
 def test_without_a_learner_the_newest_checkpoint_speaks(run, path):

@@ -23,7 +23,7 @@ def take(workspace: Workspace, count: int = 1) -> list[int]:
 
 
 def back_up(workspace: Workspace) -> None:
-    backup_journal(workspace.journal, workspace.layout.backup)
+    backup_journal(workspace.journal.path, workspace.layout.backup)
 
 
 def labels(workspace: Workspace) -> dict[int, int]:

@@ -7,13 +7,12 @@ the images on disk are held against that; the next process then opens the same w
 import json
 import os
 import select
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.memory import ReplayMemory
 from edge_hpcr.live.following import Teach, operations
-from edge_hpcr.workspace.database import open_read_only
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.queries import Queries, reading
 from edge_hpcr.workspace.records import Body, Event
 from edge_hpcr.workspace.verify import verify_workspace
 
@@ -186,8 +185,8 @@ class _Victims:
 
 @contextmanager
 def _victims(folder: Path) -> Iterator[_Victims]:
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
+    told, writing = os.pipe()
+    os.set_blocking(told, False)
     phases = folder.with_name(folder.name + ".phases")
     shared = Phases(phases)
     # A library that starts threads at its import would lose them in every fork.
@@ -205,10 +204,10 @@ def _victims(folder: Path) -> Iterator[_Victims]:
     )
     os.close(writing)
     try:
-        yield _Victims(nursery, reading, shared)
+        yield _Victims(nursery, told, shared)
     finally:
         nursery.communicate()  # the end of its orders is its own end
-        os.close(reading)
+        os.close(told)
         phases.unlink()
 
 
@@ -225,10 +224,12 @@ class Watcher:
         self._checked: set[tuple[str, int]] = set()  # checkpoints, by name and age: they do not change
 
     def check(self, when: str, told: list[Told], settled: bool = False) -> None:
-        with closing(open_read_only(self.layout.journal)) as db:
-            problems = self._check_told(db, told)
-            problems += self._check_tables(db)
-            problems += self._check_memories(db, [m for m in told if m["kind"] == "memory" and m["whole"]])
+        with reading(self.layout.journal) as journal:
+            problems = self._check_told(journal, told)
+            problems += self._check_tables(journal)
+            problems += self._check_memories(
+                journal, [m for m in told if m["kind"] == "memory" and m["whole"]]
+            )
         for problem in verify_workspace(self.layout.path):
             # What is not serious (a budget exceeded by an undo, say) is what the next checkpoint mends.
             if settled or problem.serious:
@@ -237,18 +238,15 @@ class Watcher:
             problems += _leftovers(self.layout)
         self.report.complain([f"{when}: {problem}" for problem in problems])
 
-    def _check_told(self, db: sqlite3.Connection, told: list[Told]) -> list[str]:
+    def _check_told(self, journal: Queries, told: list[Told]) -> list[str]:
         """Every acknowledged action is an event, in its order; behind them there may be one that was not told of."""
         problems = [f"the process ended by itself with {m['code']}" for m in told if m["kind"] == "ended"]
         for message in told:
             if message["kind"] == "opened":
                 problems += [f"at the opening: {problem}" for problem in message["problems"]]
         actions = [m for m in told if m["kind"] not in ("opened", "memory", "take", "ended")]
-        events = db.execute(
-            "SELECT seq, kind, body FROM events WHERE seq > ? AND kind != 'evict' ORDER BY seq",
-            (self._known_seq,),
-        ).fetchall()
-        kinds = ["label" if kind == "correct" else kind for _, kind, _ in events]
+        events = [each for each in journal.stored_events(self._known_seq) if each[2] != "evict"]
+        kinds = ["label" if kind == "correct" else kind for _, _, kind, _ in events]
         wanted = [action["kind"] for action in actions]
         if kinds[: len(wanted)] != wanted or len(kinds) > len(wanted) + 1:
             problems.append(f"acknowledged were {wanted}, the journal has {kinds}")
@@ -256,10 +254,10 @@ class Watcher:
             self.expected.acknowledge(action)
             self.report.actions[action["kind"]] += 1
             self.report.labels += len(action["ids"]) if action["kind"] == "label" else 0
-        for _, kind, text in events[len(wanted) :]:
+        for _, _, kind, text in events[len(wanted) :]:
             self._take_over(kind, Body.from_json(text))
             self.report.unacknowledged += 1
-        (self._known_seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+        self._known_seq = journal.last_seq
         return problems
 
     def _take_over(self, kind: str, body: Body) -> None:
@@ -274,30 +272,31 @@ class Watcher:
         }
         self.expected.do(Change(labels, {i: (old, new) for i, (old, new) in names.items()}))
 
-    def _check_tables(self, db: sqlite3.Connection) -> list[str]:
+    def _check_tables(self, journal: Queries) -> list[str]:
         problems = []
-        first, last, count = db.execute("SELECT min(seq), max(seq), count(*) FROM events").fetchone()
-        if count and (first, last) != (1, count):
-            problems.append(f"{count} events are numbered from {first} to {last}")
-        labels = dict(db.execute("SELECT id, class_id FROM samples WHERE class_id IS NOT NULL"))
+        numbers = [seq for seq, *_ in journal.stored_events()]
+        if numbers != list(range(1, len(numbers) + 1)):
+            problems.append(f"{len(numbers)} events are numbered from {numbers[0]} to {numbers[-1]}")
+        labels = {
+            i: state.class_id for i, state in journal.sample_states().items() if state.class_id is not None
+        }
         for sample_id in sorted(labels.keys() | self.expected.labels.keys()):
             if labels.get(sample_id) != self.expected.labels.get(sample_id):
                 problems.append(
                     f"sample {sample_id} has class {labels.get(sample_id)}, "
                     f"acknowledged was {self.expected.labels.get(sample_id)}"
                 )
-        names = dict(db.execute("SELECT id, name FROM classes WHERE state = 'live'"))
+        names = {row.id: row.name for row in journal.classes()}
         if names != self.expected.names:
             problems.append(f"the classes are {names}, acknowledged were {self.expected.names}")
         problems += [
             f"{origin!r} is {times} samples"
-            for origin, times in db.execute(
-                "SELECT origin, count(*) AS n FROM samples GROUP BY origin HAVING n > 1"
-            )
+            for origin, times in Counter(row.origin for row in journal.all_samples()).items()
+            if times > 1
         ]
         return problems
 
-    def _check_memories(self, db: sqlite3.Connection, told: list[Told]) -> list[str]:
+    def _check_memories(self, journal: Queries, told: list[Told]) -> list[str]:
         """The memories that a learner told of, and every checkpoint's: only what was labelled for training then."""
         problems = []
         memories: list[tuple[int, str, list[int], list[int], int | None]] = [
@@ -312,7 +311,7 @@ class Watcher:
                 except UserError as error:
                     problems.append(str(error))
         self.report.memories += len(memories)
-        moments = _moments(db, {applied for applied, *_ in memories})
+        moments = _moments(journal, {applied for applied, *_ in memories})
         for applied, where, ids, classes, tested in memories:
             if applied not in moments:
                 problems.append(f"{where} has applied event {applied}, which is not in the journal")
@@ -343,7 +342,7 @@ class Moment:
         return problems
 
 
-def _moments(db: sqlite3.Connection, wanted: set[int]) -> dict[int, Moment]:
+def _moments(journal: Queries, wanted: set[int]) -> dict[int, Moment]:
     samples: dict[int, tuple[int, bool]] = {}
     teaches = 0
     found = {}
@@ -354,7 +353,7 @@ def _moments(db: sqlite3.Connection, wanted: set[int]) -> dict[int, Moment]:
 
     if 0 in wanted:
         found[0] = moment()
-    for seq, kind, text in db.execute("SELECT seq, kind, body FROM events ORDER BY seq"):
+    for seq, _, kind, text in journal.stored_events():
         body = Body.from_json(text)
         for sample_id, _, after in body.samples:
             samples.pop(sample_id, None)

@@ -150,7 +150,7 @@ def _checkpoint(workspace: Any, interval: int) -> None:
         "calibration": asdict(Calibration()),
     }
     checkpoints.save(workspace.layout, learner, applied, notes)
-    backup_journal(workspace.journal, workspace.layout.backup)
+    backup_journal(workspace.journal.path, workspace.layout.backup)
 
 
 def _events(journal: Any, last: int) -> Any:

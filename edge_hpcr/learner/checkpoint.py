@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, sha256
+from edge_hpcr.common.formats import CHECKPOINT
 
 
 class DamagedCheckpoint(UserError):
     """Cut short or changed; an older checkpoint may be whole."""
 
 
-FORMAT = 1
 INDEX = "checkpoint.json"
 
 
@@ -57,7 +57,7 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
                 temporary / f"{name}.safetensors",
             )
         hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-        index = {"format": FORMAT, "version": __version__, "sha256": hashes, "facts": facts}
+        index = {"format": CHECKPOINT.current, "version": __version__, "sha256": hashes, "facts": facts}
         index["facts_sha256"] = _facts_hash(facts)
         (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
         for path in [*temporary.iterdir(), temporary]:
@@ -98,13 +98,18 @@ def remove(folder: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
-    folder = Path(folder)
+def facts(folder: Path) -> dict[str, Any]:
+    """The facts alone, which takes no time: whether the arrays are whole, only `read` knows."""
+    return dict(_index(Path(folder))[1]["facts"])
+
+
+def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Where the checkpoint really is, and its index in the current format."""
     place = folder if (folder / INDEX).is_file() else _previous(folder)
     try:
         index = json.loads((place / INDEX).read_text())
-        written_format, hashes, facts = index["format"], dict(index["sha256"]), index["facts"]
+        written, stored = index["format"], index["facts"]
+        index["sha256"] = dict(index["sha256"])
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
     except OSError as error:
@@ -113,15 +118,19 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
         raise DamagedCheckpoint(
             f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
         ) from None
-    if written_format != FORMAT:
-        raise UserError(
-            f"checkpoint {place} has format {written_format}, this version ({__version__}) reads format {FORMAT}: "
-            f"use the version that wrote it ({index.get('version', 'unknown')})"
-        )
-    if index.get("facts_sha256") != _facts_hash(facts):
+    old = CHECKPOINT.is_old(written, place, index.get("version"))
+    if index.get("facts_sha256") != _facts_hash(stored):
         raise DamagedCheckpoint(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
+    if old:
+        CHECKPOINT.upgrade(index, written)
+    return place, index
+
+
+def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
+    place, index = _index(Path(folder))
     arrays = {}
-    for name, expected in hashes.items():
+    for name, expected in index["sha256"].items():
         path = place / name
         if not path.is_file():
             raise DamagedCheckpoint(f"damaged checkpoint: {path} is missing; use an older checkpoint")
@@ -135,4 +144,4 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
             raise DamagedCheckpoint(
                 f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint"
             ) from None
-    return arrays, facts
+    return arrays, index["facts"]

@@ -1,15 +1,42 @@
 """The checkpoints of a workspace: the newest whole one is loaded, the last few are kept."""
 
+from __future__ import annotations
+
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
-from edge_hpcr.learner.learner import Learner
 from edge_hpcr.workspace.layout import Layout
+
+if TYPE_CHECKING:  # `status` asks here too, and PyTorch takes seconds
+    import torch
+
+    from edge_hpcr.learner.learner import Learner
+
+Loaded = TypeVar("Loaded")
+ATTEMPTS = 3  # a learner that runs may remove every checkpoint whose name was read
+
+
+def newest(
+    layout: Layout, load: Callable[[Path], Loaded], refusals: type[UserError] = UserError
+) -> tuple[Loaded | None, list[tuple[Path, UserError]]]:
+    """What `load` makes of the newest checkpoint that it does not refuse; and those it refused, with the reasons."""
+    for _ in range(ATTEMPTS):
+        refused: list[tuple[Path, UserError]] = []
+        folders = layout.checkpoint_folders()
+        for folder in reversed(folders):
+            try:
+                return load(folder), refused
+            except refusals as error:
+                if folder.exists():
+                    refused.append((folder, error))
+        if len(refused) == len(folders):
+            break
+    return None, refused
 
 
 @dataclass(frozen=True)
@@ -25,18 +52,14 @@ def load_newest(layout: Layout, device: str | torch.device) -> Restored:
     Only for the process that holds the workspace's lock. A checkpoint of another version is refused and stays.
     """
     _clear_leftovers(layout)
-    losses = []
-    for folder in reversed(layout.checkpoint_folders()):
-        try:
-            learner, notes = Learner.load(folder, device)
-        except checkpoint.DamagedCheckpoint as error:
-            losses.append(
-                f"{error}; what it had learned is learned again from the labels, as far as images are left"
-            )
-            folder.rename(_free_name(folder))
-            continue
-        return Restored(learner, notes, losses)
-    return Restored(None, {}, losses)
+    from edge_hpcr.learner.learner import Learner
+
+    found, damaged = newest(layout, lambda folder: Learner.load(folder, device), checkpoint.DamagedCheckpoint)
+    again = "what it had learned is learned again from the labels, as far as images are left"
+    for folder, _ in damaged:
+        folder.rename(_free_name(folder))
+    learner, notes = found or (None, {})
+    return Restored(learner, notes, [f"{error}; {again}" for _, error in damaged])
 
 
 def _clear_leftovers(layout: Layout) -> None:
@@ -50,7 +73,7 @@ def _clear_leftovers(layout: Layout) -> None:
 
 
 def _free_name(folder: Path) -> Path:
-    """Kept for whoever wants to look into it, under a name that nothing loads."""
+    """A name that nothing loads; the folder is kept, to be looked into."""
     number = 1
     while (aside := folder.with_name(f"damaged-{folder.name}-{number}")).exists():
         number += 1

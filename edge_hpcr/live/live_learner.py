@@ -518,7 +518,7 @@ class LiveLearner:
         }
         try:
             checkpoints.save(layout, self.learner, self.follower.applied, notes)
-            backup_journal(self.workspace.journal, layout.backup)
+            backup_journal(layout.journal, layout.backup)
             checkpoints.prune(layout, self.workspace.settings.checkpoints_kept)
             tidy(self.workspace, self.learner.memory.ids(), held_out_ids(self.workspace))
         except UserError as error:

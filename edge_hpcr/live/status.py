@@ -1,14 +1,20 @@
 """What a running learner tells other processes: a small file, replaced about once a second."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.records import Counts
 
+FIELDS = frozenset(
+    {
+        *("pid", "at", "phase", "device", "step", "applied", "labels_waiting", "memory", "test_then_train"),
+        *("held_out", "suspicious", "stream", "problems"),
+    }
+)
 FEW = 30  # held-out samples: an accuracy on fewer is a guess
 
 
@@ -18,14 +24,17 @@ def write_status(path: Path, status: dict[str, Any]) -> None:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """The status of a learner that is running now; None when none is."""
+    """The last thing that a learner said, whether it still runs or not; None if none ever said anything."""
     try:
-        status: dict[str, Any] = json.loads(path.read_text())
-        os.kill(int(status["pid"]), 0)
-    except PermissionError:
-        return status  # somebody else's process: it runs
-    except (OSError, ValueError, KeyError, TypeError):
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UserError(f"the learner's report {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"the learner's report {path} is damaged: {error}") from None
+    if not isinstance(status, dict) or not status.keys() >= FIELDS:
+        raise UserError(f"the learner's report {path} is damaged: it is not what a learner writes")
     return status
 
 

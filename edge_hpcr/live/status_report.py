@@ -1,33 +1,47 @@
 """How a workspace is, asked from another process: from the learner's own report while one runs, otherwise from disk.
 
-Without PyTorch, and without reading anything large: whoever asks wants to know at once.
+Whether one runs is told by the workspace's lock, which holds across containers; a process number means nothing there.
+Without PyTorch, and without reading anything large, so that it answers at once.
 """
 
-import json
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import is_locked
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner import checkpoint
+from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.status import FEW, accuracy_text, read_status
-from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.records import Counts
+from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.settings import Settings
-from edge_hpcr.workspace.tables import COUNTS
 
 SILENT_SECONDS = 30.0  # a learner reports about once a second; a slow disk may take it some
 ENDED = ("stopped", "failed")
 BAR = 8  # characters
+NOTHING_LEARNED: dict[str, Any] = {
+    "step": None,
+    "applied": 0,
+    "memory": None,
+    "held_out": {"accuracy": None, "samples": 0, "few": True, "step": None, "classes": {}, "confusion": []},
+    "test_then_train": {
+        "accuracy": None,
+        "labels": 0,
+        "recent_accuracy": None,
+        "recent_labels": 0,
+        "classes": {},
+    },
+    "suspicious": [],
+}
 
 FIELDS = """\
   workspace                     its folder
-  doing                         starting, learning, rehearsing, idle, stopped, failed, silent, or not running
-  running, pid, device          whether a process learns in it, which one, and where it computes
+  doing                         starting, learning, rehearsing, idle; running (a process has it, and has not said more);
+                                silent (it has, and says nothing any more); failed; not running; or unknown
+  running, pid, device          whether a process has the workspace (null: cannot be told), which one, where it computes
   seconds_since_report          how old the learner's own report is
   step                          training steps so far
   labels, held_out_labels       labelled samples, and those of them that are kept for measuring
@@ -53,85 +67,109 @@ def gather(path: Path) -> dict[str, Any]:
     if not layout.is_workspace():
         raise UserError(f"no workspace at {layout.path}: `learn --workspace {layout.path}` makes one")
     settings = Settings.load(layout.settings)
-    report = read_status(layout.status)
-    running = report is not None and report["phase"] not in ENDED
-    newest, problems = _newest_checkpoint(layout)
-    last = report or _last_report(layout)
-    if last is not None:
-        problems += last["problems"]
-    known = (report if running else newest) or {}
-    status = {
+    running, problems = is_locked(layout.lock), []
+    if running is None:
+        problems.append(f"whether a process learns in it cannot be told: {layout.lock} cannot be read")
+    newest, refused = checkpoints.newest(layout, _checkpoint)
+    problems += [
+        f"checkpoint {folder} cannot be read ({error}): `verify` says more" for folder, error in refused
+    ]
+    figures = newest["figures"] if newest else NOTHING_LEARNED
+    report = None
+    try:
+        report = read_status(layout.status)
+        if report is not None:
+            problems += map(str, report["problems"])
+            report["at"] = float(report["at"])
+            if report["phase"] in ENDED or running is False:
+                report = report if report["phase"] == "failed" else None  # of a process that is gone
+            else:
+                figures = _figures(report)
+    except UserError as error:
+        problems.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        problems.append(f"the learner's report {layout.status} is damaged: it is not what a learner writes")
+        report = None
+    return {
         "workspace": str(layout.path),
-        "doing": _doing(report),
+        "doing": _doing(running, report),
         "running": running,
         "pid": report["pid"] if report else None,
         "device": report["device"] if report else None,
         "seconds_since_report": max(0.0, time.time() - report["at"]) if report else None,
-        "step": known.get("step"),
-        **_from_journal(layout, settings, known.get("applied", 0)),
-        "memory": _memory(known, settings),
-        "held_out": _held_out(known),
-        "test_then_train": _test_then_train(known),
-        "suspicious": known.get("suspicious", []),
+        **{name: value for name, value in figures.items() if name != "applied"},
+        **_from_journal(layout, settings, figures["applied"]),
+        "memory": figures["memory"] or {"samples": None, "bytes": None, "budget": settings.memory_bytes},
         "stream": report["stream"] if report else None,
-        "checkpoint": None,
+        "checkpoint": newest["described"] if newest else None,
         "problems": problems,
     }
-    if newest is not None:
-        status["checkpoint"] = {key: newest[key] for key in ("name", "step", "applied", "seconds_ago")}
-    return status
 
 
-def _doing(report: dict[str, Any] | None) -> str:
+def _doing(running: bool | None, report: dict[str, Any] | None) -> str:
     if report is None:
-        return "not running"
+        return {True: "running", False: "not running", None: "unknown"}[running]
     if report["phase"] not in ENDED and time.time() - report["at"] > SILENT_SECONDS:
-        return "silent"  # it hangs; or it is gone, and another process has got its number
+        return "silent" if running else "unknown"
     return str(report["phase"])
 
 
-def _last_report(layout: Layout) -> dict[str, Any] | None:
-    """What the last process said at its end, or before it was killed."""
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of its learner; its tensors stay unread."""
     try:
-        report = json.loads(layout.status.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return report if isinstance(report, dict) and {"applied", "step", "problems"} <= report.keys() else None
+        facts = checkpoint.facts(folder)
+        notes = facts["notes"]
+        applied, step = int(notes["applied"]), int(facts["step"])
+        saved = {
+            "step": step,
+            "applied": applied,
+            "test_then_train": TestThenTrain.from_state(notes["test_then_train"]).summary(),
+            "held_out": HeldOut.from_state(notes["held_out"]).summary(),
+            "memory": notes["memory"],
+            "suspicious": notes["suspicious"],
+        }
+        ago = max(0.0, time.time() - folder.stat().st_mtime)
+        described = {"name": folder.name, "step": step, "applied": applied, "seconds_ago": ago}
+        return {"described": described, "figures": _figures(saved)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(str(error)) from None
 
 
-def _newest_checkpoint(layout: Layout) -> tuple[dict[str, Any] | None, list[str]]:
-    """The facts of the newest checkpoint that can be read, in the form of a learner's report; its tensors stay unread."""
-    problems = []
-    for folder in reversed(layout.checkpoint_folders()):
-        index = folder / checkpoint.INDEX
-        try:
-            facts = json.loads(index.read_text(encoding="utf-8"))["facts"]
-            notes = facts["notes"]
-            found = {
-                "name": folder.name,
-                "step": int(facts["step"]),
-                "applied": int(notes["applied"]),
-                "seconds_ago": max(0.0, time.time() - index.stat().st_mtime),
-                "test_then_train": TestThenTrain.from_state(notes["test_then_train"]).summary(),
-                "held_out": HeldOut.from_state(notes["held_out"]).summary(),
-                "memory": notes["memory"],
-                "suspicious": notes["suspicious"],
-            }
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if folder.exists():  # a learner that runs removes old ones
-                problems.append(f"checkpoint {folder} cannot be read ({error}): `verify` says more")
-            continue
-        return found, problems
-    return None, problems
+def _figures(said: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a learner's report or of a checkpoint, as `status` shows them."""
+    memory, held_out, tested = said["memory"], said["held_out"], said["test_then_train"]
+    samples = int(held_out["samples"])
+    return {
+        "step": int(said["step"]),
+        "applied": int(said["applied"]),
+        "memory": {
+            "samples": int(memory["samples"]),
+            "bytes": int(memory["bytes"]["total"]),
+            "budget": int(memory["budget"]),
+        },
+        "held_out": {
+            "accuracy": held_out["accuracy"],
+            "samples": samples,
+            "few": samples < FEW,
+            "step": held_out.get("step") if samples else None,
+            "classes": held_out.get("classes", {}),
+            "confusion": held_out.get("confusion", []),
+        },
+        "test_then_train": {
+            "accuracy": tested["accuracy"],
+            "labels": tested["labels"],
+            "recent_accuracy": tested["recent"]["accuracy"],
+            "recent_labels": tested["recent"]["labels"],
+            "classes": tested.get("classes", {}),
+        },
+        "suspicious": list(said["suspicious"]),
+    }
 
 
 def _from_journal(layout: Layout, settings: Settings, applied: int) -> dict[str, Any]:
-    with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-        db.execute("BEGIN")
-        counts = Counts(*db.execute(COUNTS).fetchone())
-        (classes,) = db.execute("SELECT count(*) FROM classes WHERE state = 'live'").fetchone()
-        (events,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
-        counters = dict(db.execute("SELECT name, value FROM counters ORDER BY name"))
+    with reading(layout.journal) as journal:
+        counts, events, classes = journal.counts(), journal.last_seq, len(journal.classes())
+        counters = journal.counters()
     return {
         "labels": counts.labels,
         "held_out_labels": counts.held_out,
@@ -151,39 +189,6 @@ def _from_journal(layout: Layout, settings: Settings, applied: int) -> dict[str,
             "archive": settings.archive,
         },
         "counters": counters,
-    }
-
-
-def _memory(known: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    memory = known.get("memory")
-    if memory is None:
-        return {"samples": None, "bytes": None, "budget": settings.memory_bytes}
-    return {"samples": memory["samples"], "bytes": memory["bytes"]["total"], "budget": memory["budget"]}
-
-
-def _held_out(known: dict[str, Any]) -> dict[str, Any]:
-    test = known.get("held_out", {})
-    samples = test.get("samples", 0)
-    return {
-        "accuracy": test.get("accuracy"),
-        "samples": samples,
-        "few": samples < FEW,
-        "step": test.get("step") if samples else None,
-        "classes": test.get("classes", {}),
-        "confusion": test.get("confusion", []),
-    }
-
-
-def _test_then_train(known: dict[str, Any]) -> dict[str, Any]:
-    test = known.get(
-        "test_then_train", {"labels": 0, "accuracy": None, "recent": {"labels": 0, "accuracy": None}}
-    )
-    return {
-        "accuracy": test["accuracy"],
-        "labels": test["labels"],
-        "recent_accuracy": test["recent"]["accuracy"],
-        "recent_labels": test["recent"]["labels"],
-        "classes": test.get("classes", {}),
     }
 
 
@@ -236,7 +241,7 @@ def describe(status: dict[str, Any]) -> str:
 def _doing_text(status: dict[str, Any]) -> str:
     text = str(status["doing"])
     if text == "silent":
-        text = f"no sign of life for {_duration(status['seconds_since_report'])}: it hangs or has been killed"
+        text = f"no sign of life for {_duration(status['seconds_since_report'])}: it hangs, or is stopped"
     parts = [f"process {status['pid']}", f"on {status['device']}"] if status["pid"] is not None else []
     if status["step"] is not None:
         parts.append(f"step {status['step']:,}")

@@ -3,12 +3,13 @@
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.formats import JOURNAL
 
-FORMAT = 1
 BUSY_SECONDS = 20.0
 # Rebuilding a large write-ahead log takes time at the next opening; beyond this it is cut after a checkpoint.
 _LOG_BYTES = 8_000_000
@@ -39,7 +40,7 @@ CREATE TABLE IF NOT EXISTS samples (
 CREATE INDEX IF NOT EXISTS samples_by_state ON samples (state, has_image, bytes);
 CREATE INDEX IF NOT EXISTS samples_by_class ON samples (class_id, held_out) WHERE class_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS samples_by_priority ON samples (priority DESC, id) WHERE state = 'queued';
-CREATE INDEX IF NOT EXISTS samples_by_source ON samples (source_digest) WHERE source_digest IS NOT NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS samples_by_source ON samples (source_digest) WHERE source_digest IS NOT NULL;
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -87,7 +88,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
             _make_tables(connection)
-            _check_format(connection, path)
+            if is_old(connection, path):
+                raise UserError(f"journal {path} is of an older version: open its workspace with `learn`")
         except BaseException:
             connection.close()
             raise
@@ -113,16 +115,47 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     # One transaction, as two processes may open a new journal at the same time.
     connection.executescript(
         f"BEGIN IMMEDIATE; {SCHEMA} "
-        f"INSERT OR IGNORE INTO meta VALUES ('format', {FORMAT}), ('next_sample', 1); COMMIT;"
+        f"INSERT OR IGNORE INTO meta VALUES ('format', {JOURNAL.current}), ('version', '{__version__}'),"
+        " ('next_sample', 1); COMMIT;"
     )
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    (written,) = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    if written != FORMAT:
-        raise UserError(
-            f"journal {path} has format {written}, this version reads format {FORMAT}: use a newer version"
-        )
+def is_old(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the journal needs an upgrade; refuses one of a newer version."""
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    return JOURNAL.is_old(meta.get("format"), path, meta.get("version"))
+
+
+def old_format(path: Path) -> int | None:
+    """The format of a journal that needs an upgrade; None for a current one, or if there is none."""
+    if not path.exists():
+        return None
+    with closing(open_read_only(path)) as db, as_user_errors(path):
+        if not has_tables(db) or not is_old(db, path):
+            return None
+        return int(db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()[0])
+
+
+def upgrade(path: Path) -> list[str]:
+    """Bring a journal to the current format in one transaction: killed at any moment, it is the old or the new one."""
+    written = old_format(path)
+    if written is None:
+        return []
+    with (
+        closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as db,
+        as_user_errors(path),
+    ):
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")  # closing without a commit takes everything back
+        report = JOURNAL.upgrade(db, written)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (JOURNAL.current,))
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (__version__,))
+        db.execute("COMMIT")
+    return [f"the journal was upgraded from format {written} to {JOURNAL.current}", *report]
+
+
+def has_tables(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is not None
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

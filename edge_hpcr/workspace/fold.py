@@ -1,9 +1,9 @@
 """What all events together add up to; the journal's tables must say the same."""
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edge_hpcr.workspace.queries import Queries
 from edge_hpcr.workspace.records import QUEUED, Body, ClassState, SampleState
 
 
@@ -53,35 +53,26 @@ class Fold:
             self.undone.clear()
 
 
-def read_events(db: sqlite3.Connection, after: int = 0) -> Iterator[tuple[int, float, str, Body]]:
+def read_events(journal: Queries, after: int = 0) -> Iterator[tuple[int, float, str, Body]]:
     """The events in order, as far as they can be understood; `BrokenChain` at the first that cannot."""
-    for seq, at, kind, text in db.execute(
-        "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq", (after,)
-    ):
+    for seq, at, kind, text in journal.stored_events(after):
         try:
             yield seq, at, kind, Body.from_json(text)
         except (ValueError, TypeError, KeyError) as error:
             raise BrokenChain(f"event {seq} cannot be read ({error})") from error
 
 
-def fold_events(db: sqlite3.Connection) -> Fold:
+def fold_events(journal: Queries) -> Fold:
     fold = Fold()
-    for seq, _, kind, body in read_events(db):
+    for seq, _, kind, body in read_events(journal):
         fold.add(seq, kind, body)
     return fold
 
 
-def differences(fold: Fold, db: sqlite3.Connection) -> list[str]:
+def differences(fold: Fold, journal: Queries) -> list[str]:
     """Where the tables say something else than the events."""
     found = []
-    samples = {
-        i: SampleState(state, class_id, bool(held_out))
-        for i, state, class_id, held_out in db.execute("SELECT id, state, class_id, held_out FROM samples")
-    }
-    classes = {
-        i: ClassState(*row)
-        for i, *row in db.execute("SELECT id, name, colour, state, merged_into FROM classes")
-    }
+    samples, classes = journal.sample_states(), journal.class_states()
     for sample_id in sorted(samples.keys() | fold.samples.keys()):
         expected = fold.samples.get(sample_id, QUEUED)
         if samples.get(sample_id) != expected:
@@ -91,7 +82,7 @@ def differences(fold: Fold, db: sqlite3.Connection) -> list[str]:
             found.append(
                 f"class {class_id} is {classes.get(class_id)}, its events say {fold.classes.get(class_id)}"
             )
-    actions = db.execute("SELECT seq, undone FROM actions ORDER BY seq").fetchall()
+    actions = journal.actions()
     if [seq for seq, undone in actions if not undone] != fold.done:
         found.append("the list of what can be undone differs from the events")
     if [seq for seq, undone in actions if undone] != sorted(fold.undone):

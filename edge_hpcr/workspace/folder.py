@@ -15,9 +15,10 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, locked, sha256
+from edge_hpcr.workspace.database import old_format, upgrade
 from edge_hpcr.workspace.journal import Journal, NewSample, SampleRow
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.recover import recover
+from edge_hpcr.workspace.recover import backup_journal, recover
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings
 
@@ -64,11 +65,15 @@ class Workspace:
                 raise UserError(
                     f"{layout.journal} is missing: start `learn` on the workspace, which restores it"
                 )
-            return cls(layout, settings, _journal(layout, settings), None, [])
+            report = []
+            if old_format(layout.journal) is not None:
+                with _take_lock(layout):
+                    report = _upgrade(layout)
+            return cls(layout, settings, _journal(layout, settings), None, report)
         lock = _take_lock(layout)
         try:
             settings = _own_settings(layout)
-            report = recover(layout)
+            report = recover(layout) + _upgrade(layout)
             workspace = cls(layout, settings, _journal(layout, settings), lock, report)
             workspace.remove_orphans()
         except BaseException:
@@ -234,6 +239,16 @@ def _take_lock(layout: Layout) -> ExitStack:
             f"workspace {layout.path} cannot be written: {error.strerror}; learning needs a writable folder"
         ) from error
     return lock
+
+
+def _upgrade(layout: Layout) -> list[str]:
+    """Bring the journal to the current format, with a copy of the old one kept beside it. Only under the lock."""
+    written = old_format(layout.journal)
+    if written is None:
+        return []
+    kept = layout.path / f"journal.format-{written}.sqlite"
+    backup_journal(layout.journal, kept)
+    return [*upgrade(layout.journal), f"the journal as it was is kept in {kept}"]
 
 
 def _own_settings(layout: Layout) -> Settings:

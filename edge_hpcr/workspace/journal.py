@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.workspace.queries import COLUMNS, IDS, to_sample_row, unknown_sample
 from edge_hpcr.workspace.records import (
     DELETED,
     DISMISSED,
@@ -27,7 +28,7 @@ from edge_hpcr.workspace.records import (
     clean_name,
     folded,
 )
-from edge_hpcr.workspace.tables import COLUMNS, IDS, JournalTables, to_sample_row, unknown_sample
+from edge_hpcr.workspace.tables import JournalTables
 
 __all__ = ["ClassRow", "Counts", "Event", "Journal", "Move", "NewSample", "SampleRow"]
 

@@ -11,10 +11,18 @@ from pathlib import Path
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk
 from edge_hpcr.learner import checkpoint
-from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
+from edge_hpcr.workspace.database import (
+    JournalDamaged,
+    as_user_errors,
+    has_tables,
+    open_for_writing,
+    open_read_only,
+    upgrade,
+)
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.queries import Queries
 from edge_hpcr.workspace.salvage import queue_files_without_row, salvage_events, skip_used_ids
 from edge_hpcr.workspace.sample_files import SampleFiles
 
@@ -47,7 +55,7 @@ def _damage(layout: Layout) -> str | None:
         return None if backup_seq is None else "the file is missing"
     try:
         with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-            if not _has_tables(db):
+            if not has_tables(db):
                 return "it holds no tables" if _has_life(layout) else None
             if layout.journal.stat().st_size <= QUICK_CHECK_BYTES:
                 (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -67,18 +75,14 @@ def _has_life(layout: Layout) -> bool:
     )
 
 
-def _has_tables(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is not None
-
-
 def _last_seq(path: Path) -> int | None:
     """The last event of a journal; None if there is none that can be read."""
     if not path.exists():
         return None
     try:
         with closing(open_read_only(path)) as db, as_user_errors(path):
-            if _has_tables(db):
-                return int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+            if has_tables(db):
+                return Queries(db, path).last_seq
     except JournalDamaged:
         pass  # the same as none
     return None
@@ -87,9 +91,10 @@ def _last_seq(path: Path) -> int | None:
 def _restore(layout: Layout, place: Path) -> list[str]:
     """Build a whole journal at another place; the damaged one is only read."""
     start = _start_from_backup(layout.backup, place)
+    upgraded = upgrade(place)
     files = SampleFiles(layout.images)
     with closing(open_for_writing(place)) as db:
-        begun = int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        begun = Queries(db, place).last_seq
         damaged = _open_damaged(layout.journal)
         try:
             with as_user_errors(place):
@@ -102,6 +107,7 @@ def _restore(layout: Layout, place: Path) -> list[str]:
             if damaged is not None:
                 damaged.close()
     report = [f"{start} with {begun} events; {salvaged.events} more were read from the damaged file"]
+    report += upgraded
     if salvaged.lost == 0:
         report.append("no event was lost" if salvaged.certain else "as far as can be told, no event was lost")
     else:
@@ -120,7 +126,7 @@ def _start_from_backup(backup: Path, place: Path) -> str:
     if _last_seq(backup) is not None:
         with closing(open_read_only(backup)) as source, closing(sqlite3.connect(place)) as copy:
             source.backup(copy)
-            whole = _is_whole(copy)
+            whole = _is_whole(copy, backup)
         if whole:
             return "restored from the backup"
         for leftover in _parts(place):
@@ -129,11 +135,11 @@ def _start_from_backup(backup: Path, place: Path) -> str:
     return "there is no backup that can be read: a new journal was begun"
 
 
-def _is_whole(db: sqlite3.Connection) -> bool:
+def _is_whole(db: sqlite3.Connection, path: Path) -> bool:
     try:
-        (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        return answer == "ok" and not differences(fold_events(db), db)
-    except (sqlite3.DatabaseError, BrokenChain):
+        journal = Queries(db, path)
+        return not journal.damage(1) and not differences(fold_events(journal), journal)
+    except (JournalDamaged, sqlite3.DatabaseError, BrokenChain):
         return False
 
 
@@ -161,8 +167,10 @@ def _put_in_place(layout: Layout, restored: Path) -> list[str]:
         if part.exists():
             part.rename(kept / part.name)
     report = [f"what was damaged is kept in {kept}"]
-    with closing(open_for_writing(restored)) as db:
-        (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+    with closing(
+        open_for_writing(restored)
+    ) as db:  # and not to read only: its end removes the write-ahead log
+        last = Queries(db, restored).last_seq
     for folder in layout.checkpoint_folders():
         # Its knowledge includes events that are lost, and the numbers of those will be given again.
         if applied_by(folder) > last:
@@ -176,7 +184,7 @@ def _put_in_place(layout: Layout, restored: Path) -> list[str]:
 def applied_by(folder: Path) -> int:
     """The last event that a checkpoint's learner had learned; 0 if the checkpoint cannot be read."""
     try:
-        return int(checkpoint.read(folder)[1]["notes"]["applied"])
+        return int(checkpoint.facts(folder)["notes"]["applied"])
     except (UserError, KeyError, TypeError, ValueError):
         return 0
 
@@ -199,13 +207,13 @@ def _parts(database: Path) -> list[Path]:
     return [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
-def backup_journal(journal: Journal, path: Path) -> None:
+def backup_journal(journal: Path, path: Path) -> None:
     """A whole copy of the journal as it is now, while others write to it; it replaces the last one when it is good."""
     temporary = path.with_name(path.name + ".writing")
     try:
         temporary.unlink(missing_ok=True)
         with (
-            closing(open_read_only(journal.path)) as source,
+            closing(open_read_only(journal)) as source,
             closing(sqlite3.connect(temporary)) as copy,
             as_user_errors(path),
         ):
@@ -216,9 +224,7 @@ def backup_journal(journal: Journal, path: Path) -> None:
             if temporary.stat().st_size <= QUICK_CHECK_BYTES:
                 (answer,) = copy.execute("PRAGMA quick_check(1)").fetchone()
                 if answer != "ok":
-                    raise JournalDamaged(
-                        f"journal {journal.path}: damaged ({answer}); its last backup was kept"
-                    )
+                    raise JournalDamaged(f"journal {journal}: damaged ({answer}); its last backup was kept")
         flush_to_disk(temporary)
         temporary.replace(path)
         flush_to_disk(path.parent)

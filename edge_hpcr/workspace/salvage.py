@@ -9,9 +9,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.workspace.fold import BrokenChain, Fold, fold_events
 from edge_hpcr.workspace.journal import apply, note_action
+from edge_hpcr.workspace.queries import COLUMNS, Queries
 from edge_hpcr.workspace.records import Body, SampleRow
 from edge_hpcr.workspace.sample_files import SampleFiles, decode, sample_id_of
-from edge_hpcr.workspace.tables import COLUMNS
 
 # Ids that were given in events now lost must not be given again; nobody gives so many between two backups.
 _ID_GAP = 1000
@@ -28,7 +28,7 @@ def salvage_events(
     damaged: sqlite3.Connection | None, db: sqlite3.Connection, files: SampleFiles, known_seq: int
 ) -> Salvaged:
     """Carry events over from the damaged journal, from the first that `db` does not have; `known_seq` did exist."""
-    fold = fold_events(db)
+    fold = fold_events(Queries(db, files.folder))
     begun = fold.last_seq
     while damaged is not None and (found := _event(damaged, fold.last_seq + 1)) is not None:
         at, kind, text, body = found
@@ -140,6 +140,9 @@ def _row_of_file(sample_id: int, files: SampleFiles) -> dict[str, Any]:
 
 
 def _insert(db: sqlite3.Connection, values: dict[str, Any]) -> None:
+    taken = db.execute("SELECT 1 FROM samples WHERE source_digest = ?", (values["source_digest"],)).fetchone()
+    if taken:  # a journal of an older version may hold one file twice
+        values = {**values, "source_digest": None}
     names = ", ".join(values)
     marks = ", ".join(f":{name}" for name in values)
     db.execute(f"INSERT INTO samples ({names}, ever_trained) VALUES ({marks}, 0)", values)

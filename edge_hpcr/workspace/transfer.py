@@ -17,24 +17,24 @@ import threading
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, sha256, write_through
+from edge_hpcr.common.formats import EXPORTED_CLASSES
 from edge_hpcr.common.text import as_text
 from edge_hpcr.stream.decode import BadImage, decode_image
 from edge_hpcr.stream.gate import perceptual_hash
-from edge_hpcr.workspace.database import as_user_errors, open_read_only
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.labelled_files import MAC_EXTRAS, SourceFile, check_source, open_source
-from edge_hpcr.workspace.records import SampleRow, clean_name, folded
+from edge_hpcr.workspace.queries import reading
+from edge_hpcr.workspace.records import ClassRow, SampleRow, clean_name, folded
 from edge_hpcr.workspace.sample_files import shrink
-from edge_hpcr.workspace.tables import COLUMNS, to_sample_row
 
-FORMAT = 1
 MAKER = "edge_hpcr"
 CLASSES, SAMPLES = "classes.json", "samples.csv"
 LONGEST_FOLDER = 80  # bytes; some encrypted file systems allow no more than 143
@@ -76,10 +76,11 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
     target = Path(os.path.realpath(target))
     zipped = target.suffix.lower() == ".zip"
     _refuse_inside(workspace, target)
-    classes, rows = _labelled(workspace)
+    with reading(workspace.layout.journal) as journal:  # as of one moment, while others go on to label
+        classes, rows = journal.classes(), list(journal.all_samples(state="labelled"))
     if not rows:
         raise UserError(f"nothing to export: no sample of {workspace.path} has a label")
-    folders = folder_names({class_id: name for class_id, name, _ in classes})
+    folders = folder_names({each.id: each.name for each in classes})
     missing = 0
     table = io.StringIO()
     lines = csv.writer(table, lineterminator="\n")
@@ -109,16 +110,6 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
     return Exported(len(rows) - missing, len(classes), missing)
 
 
-def _labelled(workspace: Workspace) -> tuple[list[tuple[int, str, str | None]], list[SampleRow]]:
-    """Classes and labelled samples of one moment, while others go on to label."""
-    path = workspace.layout.journal
-    with closing(open_read_only(path)) as db, as_user_errors(path):
-        db.execute("BEGIN")
-        classes = db.execute("SELECT id, name, colour FROM classes WHERE state = 'live' ORDER BY id")
-        rows = db.execute(f"SELECT {COLUMNS} FROM samples WHERE state = 'labelled' ORDER BY id")
-        return classes.fetchall(), [to_sample_row(row) for row in rows]
-
-
 def _content(workspace: Workspace, row: SampleRow) -> bytes | None:
     """The stored file as it is; None if the image was dropped or is damaged."""
     if not row.has_image:
@@ -130,9 +121,12 @@ def _content(workspace: Workspace, row: SampleRow) -> bytes | None:
     return content if sha256(content) == row.digest else None
 
 
-def _classes_file(classes: Sequence[tuple[int, str, str | None]], folders: Mapping[int, str]) -> bytes:
-    listed = [{"id": i, "name": name, "colour": colour, "folder": folders[i]} for i, name, colour in classes]
-    return json.dumps({"made_by": MAKER, "format": FORMAT, "classes": listed}, indent=1).encode()
+def _classes_file(classes: Sequence[ClassRow], folders: Mapping[int, str]) -> bytes:
+    listed = [{"id": c.id, "name": c.name, "colour": c.colour, "folder": folders[c.id]} for c in classes]
+    return json.dumps(
+        {"made_by": MAKER, "version": __version__, "format": EXPORTED_CLASSES.current, "classes": listed},
+        indent=1,
+    ).encode()
 
 
 def folder_names(classes: Mapping[int, str]) -> dict[int, str]:
@@ -337,13 +331,10 @@ def _known_digests(workspace: Workspace) -> dict[str, tuple[str, int]]:
     """State and id of every sample, by what it was read from and by what is stored (which an export hands out)."""
     order = ("labelled", "queued", "dismissed", "deleted")
     known: dict[str, tuple[str, int]] = {}
-    after = 0
-    while page := workspace.journal.samples(after_id=after):
-        for row in page:
-            for digest in filter(None, (row.source_digest, row.digest)):
-                if digest not in known or order.index(row.state) < order.index(known[digest][0]):
-                    known[digest] = (row.state, row.id)
-        after = page[-1].id
+    for row in workspace.journal.all_samples():
+        for digest in filter(None, (row.source_digest, row.digest)):
+            if digest not in known or order.index(row.state) < order.index(known[digest][0]):
+                known[digest] = (row.state, row.id)
     return known
 
 
@@ -364,8 +355,8 @@ def _own_classes(file: SourceFile) -> dict[str, tuple[str, str | None]] | None:
         return None  # somebody else's: it will be refused as a file without a class
     if not isinstance(listed, dict) or listed.get("made_by") != MAKER:
         return None
-    if listed.get("format") != FORMAT:
-        raise UserError(f"{file.path} has format {listed.get('format')}: use the version that exported it")
+    if EXPORTED_CLASSES.is_old(listed.get("format"), file.path, listed.get("version")):
+        EXPORTED_CLASSES.upgrade(listed, listed["format"])
     try:
         return {
             unicodedata.normalize("NFC", entry["folder"]): (clean_name(entry["name"]), entry["colour"])

@@ -1,10 +1,7 @@
 """Is a workspace whole? Reads everything, changes nothing, and works beside a process that learns in it."""
 
 import json
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,13 @@ from edge_hpcr.common.files import sha256
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.memory import ReplayMemory
-from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_read_only
+from edge_hpcr.workspace.database import JournalDamaged
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events, read_events
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.records import Counts, SampleRow
+from edge_hpcr.workspace.queries import Queries, reading
+from edge_hpcr.workspace.records import Counts
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings
-from edge_hpcr.workspace.tables import COLUMNS, COUNTS, to_sample_row
 
 _SHOWN = 10  # of many problems of one kind
 _FRESH_SECONDS = 60.0  # an image without a row may be on its way
@@ -49,12 +46,9 @@ class Facts:
 
 def workspace_facts(path: Path | str) -> Facts:
     layout = _layout(path)
-    with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-        (events,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
-        (classes,) = db.execute("SELECT count(*) FROM classes WHERE state = 'live'").fetchone()
-        counts = Counts(*db.execute(COUNTS).fetchone())
     names = [folder.name for folder in layout.checkpoint_folders()]
-    return Facts(events, classes, counts, names)
+    with reading(layout.journal) as journal:
+        return Facts(journal.last_seq, len(journal.classes()), journal.counts(), names)
 
 
 def verify_workspace(path: Path | str) -> list[Problem]:
@@ -64,12 +58,11 @@ def verify_workspace(path: Path | str) -> list[Problem]:
     # Checkpoints first: what they have applied must be in a journal that is read later.
     applied, problems = _check_checkpoints(layout, settings)
     try:
-        with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-            db.execute("BEGIN")  # one moment of a journal that others write to
-            problems += _check_journal(db, layout)
-            problems += _check_budgets(db, layout, settings)
-            problems += _check_images(db, layout)
-            problems += _check_applied(db, layout, applied)
+        with reading(layout.journal) as journal:
+            problems += _check_journal(journal, layout)
+            problems += _check_budgets(journal.counts(), layout, settings)
+            problems += _check_images(journal, layout)
+            problems += _check_applied(journal, layout, applied)
     except JournalDamaged as error:
         start = "start `learn` on the workspace, which restores what can be read"
         problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), start))
@@ -86,32 +79,21 @@ def _layout(path: Path | str) -> Layout:
 # The journal ------------------------------------------------------------------------------------------------------
 
 
-def _check_journal(db: sqlite3.Connection, layout: Layout) -> list[Problem]:
+def _check_journal(journal: Queries, layout: Layout) -> list[Problem]:
     where = str(layout.journal)
     restore = "start `learn` on the workspace, which restores what can be read"
-    answers = [answer for (answer,) in db.execute(f"PRAGMA integrity_check({_SHOWN})")]
-    if answers != ["ok"]:
-        return [Problem(f"damaged ({answer})", where, restore) for answer in answers]
+    if damage := journal.damage(_SHOWN):
+        return [Problem(f"damaged ({each})", where, restore) for each in damage]
     keep = f"keep a copy of the folder and restore {layout.backup.name}"
-    found = [
-        f"row {row} of {table} refers to a row of {other} that is missing"
-        for table, row, other, _ in db.execute("PRAGMA foreign_key_check")
-    ]
-    found += [
-        f"sample {sample} is labelled with class {of}, which is not live"
-        for sample, of in db.execute(
-            "SELECT s.id, c.id FROM samples s JOIN classes c ON s.class_id = c.id WHERE c.state != 'live'"
-        )
-    ]
+    found = journal.broken_references()
     try:
-        found += differences(fold_events(db), db)
+        found += differences(fold_events(journal), journal)
     except BrokenChain as error:
         found.append(str(error))
     return _few([Problem(what, where, keep) for what in found])
 
 
-def _check_budgets(db: sqlite3.Connection, layout: Layout, settings: Settings) -> list[Problem]:
-    counts = Counts(*db.execute(COUNTS).fetchone())
+def _check_budgets(counts: Counts, layout: Layout, settings: Settings) -> list[Problem]:
     problems = []
     if counts.queued > settings.queue_samples:
         many = f"{counts.queued} samples where {settings.queue_samples} are allowed"
@@ -136,13 +118,13 @@ def _over_budget(what: str, many: str, setting: str, layout: Layout) -> Problem:
 # Images -----------------------------------------------------------------------------------------------------------
 
 
-def _check_images(db: sqlite3.Connection, layout: Layout) -> list[Problem]:
+def _check_images(journal: Queries, layout: Layout) -> list[Problem]:
     files = SampleFiles(layout.images)
     problems = []
     known = set()
-    for row in _rows_with_image(db):
+    for row in journal.with_image():
         known.add(row.file)
-        # Since the moment that `db` shows, the sample may have left the queue, and its file with it.
+        # Since the moment that `journal` shows, the sample may have left the queue, and its file with it.
         if not files.matches(row) and _still_has_image(layout, row.id):
             what = f"the image of sample {row.id} ({row.state}) is missing or damaged"
             problems.append(Problem(what, str(layout.images / row.file), f"delete sample {row.id}"))
@@ -154,15 +136,12 @@ def _check_images(db: sqlite3.Connection, layout: Layout) -> list[Problem]:
     return _few(problems)
 
 
-def _rows_with_image(db: sqlite3.Connection) -> Iterator[SampleRow]:
-    for row in db.execute(f"SELECT {COLUMNS} FROM samples WHERE has_image = 1 ORDER BY id"):
-        yield to_sample_row(row)
-
-
 def _still_has_image(layout: Layout, sample_id: int) -> bool:
-    with closing(open_read_only(layout.journal)) as db:
-        row = db.execute("SELECT has_image FROM samples WHERE id = ?", (sample_id,)).fetchone()
-    return row is not None and bool(row[0])
+    with reading(layout.journal) as journal:
+        try:
+            return journal.sample(sample_id).has_image
+        except UserError:
+            return False
 
 
 def _is_old(path: Path) -> bool:
@@ -200,8 +179,8 @@ def _memory_bytes(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any
     return memory.byte_breakdown()["total"]
 
 
-def _check_applied(db: sqlite3.Connection, layout: Layout, applied: dict[str, int]) -> list[Problem]:
-    (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+def _check_applied(journal: Queries, layout: Layout, applied: dict[str, int]) -> list[Problem]:
+    last = journal.last_seq
     problems = [
         Problem(
             f"it has applied event {seq}, but the journal ends with {last}",
@@ -213,14 +192,13 @@ def _check_applied(db: sqlite3.Connection, layout: Layout, applied: dict[str, in
     ]
     # After a restart from the oldest checkpoint these would be learned again, from their images.
     oldest = min(applied.values(), default=0)
-    gone = {i for (i,) in db.execute("SELECT id FROM samples WHERE state = 'labelled' AND has_image = 0")}
     needed = set()
     try:
-        for _, _, _, body in read_events(db, oldest):
+        for _, _, _, body in read_events(journal, oldest):
             needed |= {i for i, before, after in body.samples if before.class_id is None and after.class_id}
     except BrokenChain:
         pass  # said of the journal already
-    for sample_id in sorted(needed & gone):
+    for sample_id in sorted(needed & journal.labelled_without_image()):
         what = (
             f"sample {sample_id} was labelled after event {oldest}, the oldest checkpoint, and has no image"
         )

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from edge_hpcr.common.files import open_regular, read_regular, reason_of, sha256
+from edge_hpcr.common.formats import LATEST as LATEST_FORMAT
+from edge_hpcr.common.formats import MANIFEST as MANIFEST_FORMAT
+from edge_hpcr.common.formats import Format
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 from export.device.errors import BadModel
 
-FORMAT = 1
+FORMAT = MANIFEST_FORMAT.current
 LATEST, MANIFEST = "latest.json", "manifest.json"
 VARIANTS = ("fp32", "int8", "fp16")
 LARGEST_MODEL = 500_000_000
@@ -63,7 +66,7 @@ class Latest:
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Latest":
         facts = _Facts(parse_json(data, where), where)
-        facts.check_format()
+        facts.upgrade(LATEST_FORMAT)
         return cls(
             facts.whole("version", 0),
             facts.matching("folder", _PLAIN_NAME, "the plain name of a folder"),
@@ -71,7 +74,7 @@ class Latest:
         )
 
     def to_bytes(self) -> bytes:
-        facts = {"format": FORMAT, "version": self.version, "folder": self.folder}
+        facts = {"format": LATEST_FORMAT.current, "version": self.version, "folder": self.folder}
         return json.dumps({**facts, "manifest_sha256": self.manifest_sha256}).encode()
 
 
@@ -96,7 +99,7 @@ class Manifest:
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Manifest":
         facts = _Facts(parse_json(data, where), where)
-        facts.check_format()
+        facts.upgrade(MANIFEST_FORMAT)
         image = facts.inner("image")
         variants, missing = _parse_variants(facts)
         _check_parity(facts)
@@ -139,9 +142,12 @@ class _Facts:
         shown = repr(self.values.get(key))[:60] if key in self.values else "missing"
         return BadModel(f"{self.where}: {self._prefix}{key} must be {wanted}, and is {shown}")
 
-    def check_format(self) -> None:
-        if self.values.get("format") != FORMAT or isinstance(self.values["format"], bool):
-            raise self.refuse("format", f"{FORMAT} (a newer format needs a newer runtime)")
+    def upgrade(self, form: Format[dict[str, Any]]) -> None:
+        """Bring the facts to the current format; a newer one is refused."""
+        written = self.values.get("format")
+        if not is_whole(written, 1, form.current):
+            raise self.refuse("format", f"{form.current} (a newer format needs a newer runtime)")
+        form.upgrade(self.values, written)
 
     def whole(self, key: str, least: int, most: int = 2**53) -> int:
         value = self.values.get(key)

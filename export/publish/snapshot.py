@@ -21,6 +21,7 @@ from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.methods import Method
 from edge_hpcr.learner.network import Network
+from edge_hpcr.live import checkpoints
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.stream.resize import prepare
@@ -35,7 +36,6 @@ IMAGES = 64  # of the memory: outputs are compared on them, and 8 bits calibrate
 COPY_SECONDS = (
     120.0  # a step of large images takes seconds; a learner that does not answer for so long never will
 )
-ATTEMPTS = 3  # to read a checkpoint while a learner replaces the oldest
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,11 @@ def snapshot_of_workspace(path: Path | str) -> Snapshot:
 
 
 def _newest_checkpoint(layout: Layout) -> tuple[Learner, dict[str, Any]]:
-    problem = None
-    for _ in range(ATTEMPTS):
-        for folder in reversed(layout.checkpoint_folders()):
-            try:
-                return Learner.load(folder, "cpu")
-            except UserError as error:  # damaged, or removed by the learner since its name was read
-                problem = problem or error
-    if problem is not None:
-        raise UserError(f"no checkpoint in {layout.checkpoints} can be used: {problem}")
+    found, refused = checkpoints.newest(layout, lambda folder: Learner.load(folder, "cpu"))
+    if found is not None:
+        return found
+    if refused:
+        raise UserError(f"no checkpoint in {layout.checkpoints} can be used: {refused[0][1]}")
     raise UserError(
         f"nothing to export in {layout.path}: nothing that was learned has been saved there yet; label some images while "
         "`learn` runs"

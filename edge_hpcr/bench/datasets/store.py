@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from edge_hpcr import __version__
 from edge_hpcr.bench.datasets.registry import Dataset, DatasetInfo
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, sha256
+from edge_hpcr.common.formats import DATASET
 
-FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 META = "meta.json"
 
@@ -58,7 +59,8 @@ def write(root: Path, name: str, arrays: Arrays, source: str) -> Path:
         temporary.mkdir()
         files = {f"{key}.npy": _write_array(temporary / f"{key}.npy", getattr(arrays, key)) for key in ARRAYS}
         meta = {
-            "format": FORMAT,
+            "format": DATASET.current,
+            "version": __version__,
             "name": name,
             "source": source,
             "obtained": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,8 +126,10 @@ def _read_meta(path: Path, name: str, info: DatasetInfo, again: str) -> dict[str
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: missing or damaged ({error}); {again}") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("name") != name:
-        raise UserError(f"{path}: not the description of {name} in format {FORMAT}; {again}")
+    if not isinstance(meta, dict) or meta.get("name") != name:
+        raise UserError(f"{path}: not the description of {name}; {again}")
+    if DATASET.is_old(meta.get("format"), path, meta.get("version")):
+        DATASET.upgrade(meta, meta["format"])
     names, files = meta.get("class_names"), meta.get("files")
     if not isinstance(names, list) or len(names) != info.classes or not isinstance(files, dict):
         raise UserError(f"{path}: damaged: it does not name {info.classes} classes and the files; {again}")

@@ -1,0 +1,79 @@
+"""The formats of everything that is stored, and the upgrades that bring what an older version wrote to this one's.
+
+Each stored thing carries a format number. To change a format, append an upgrade to its list here: the number is one more
+than the upgrades. Upgrades are never removed, so whatever any version wrote opens with every later one.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from edge_hpcr import __version__
+from edge_hpcr.common.errors import UserError
+
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True)
+class Format(Generic[Thing]):
+    """One kind of stored thing. `upgrades[0]` changes format 1 to format 2 in place, and says what people should know.
+
+    >>> Format[dict]("notes", (lambda notes: [],)).current
+    2
+    """
+
+    name: str
+    upgrades: tuple[Callable[[Thing], list[str]], ...] = ()
+
+    @property
+    def current(self) -> int:
+        return 1 + len(self.upgrades)
+
+    def is_old(self, written: Any, where: object, version: object = None) -> bool:
+        """Whether upgrades are needed; refuses what a newer version wrote, and what is no format number."""
+        if isinstance(written, int) and not isinstance(written, bool) and 1 <= written <= self.current:
+            return written < self.current
+        raise UserError(
+            f"{self.name} {where}: format {str(written)[:20]}, this version ({__version__}) reads formats up to "
+            f"{self.current}: use the version that wrote it ({str(version or 'a newer one')[:20]}) or a newer one"
+        )
+
+    def upgrade(self, thing: Thing, written: int) -> list[str]:
+        return [sentence for step in self.upgrades[written - 1 :] for sentence in step(thing)]
+
+
+def _take_each_file_once(db: sqlite3.Connection) -> list[str]:
+    """Journal 1 to 2: one sample at most for the file that it was read from.
+
+    Two threads could take a file at the same time. Of such samples one keeps the file's digest, a labelled one if there
+    is one; the others keep image, label and events.
+    """
+    doubles = db.execute(
+        "SELECT source_digest, group_concat(id, ', '), count(*) FROM (SELECT id, source_digest FROM samples"
+        " WHERE source_digest IS NOT NULL ORDER BY id) GROUP BY source_digest HAVING count(*) > 1 ORDER BY min(id)"
+    ).fetchall()
+    for digest, _, _ in doubles:
+        db.execute(
+            "UPDATE samples SET source_digest = NULL WHERE source_digest = ?1 AND id != (SELECT id FROM samples"
+            " WHERE source_digest = ?1 ORDER BY CASE state WHEN 'labelled' THEN 1 WHEN 'queued' THEN 2"
+            " WHEN 'dismissed' THEN 3 ELSE 4 END, id LIMIT 1)",
+            (digest,),
+        )
+    db.execute("DROP INDEX samples_by_source")
+    db.execute(
+        "CREATE UNIQUE INDEX samples_by_source ON samples (source_digest) WHERE source_digest IS NOT NULL"
+    )
+    return [
+        f"one file had been taken {count} times, as samples {ids}: all are kept, look at their labels"
+        for _, ids, count in doubles
+    ]
+
+
+JOURNAL = Format[sqlite3.Connection]("journal", (_take_each_file_once,))
+SETTINGS = Format[dict[str, Any]]("settings")
+CHECKPOINT = Format[dict[str, Any]]("checkpoint")  # its index; arrays stay as they are
+MANIFEST = Format[dict[str, Any]]("manifest")  # of an exported version
+LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
+EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
+DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder

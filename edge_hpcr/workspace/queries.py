@@ -1,0 +1,236 @@
+"""All that is asked of a journal, while others write it or not. No other module reads its tables."""
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.workspace.database import as_user_errors, has_tables, is_old, open_read_only
+from edge_hpcr.workspace.records import (
+    Body,
+    ClassRow,
+    ClassState,
+    Counts,
+    Event,
+    SampleRow,
+    SampleState,
+    clean_name,
+    folded,
+)
+
+COLUMNS = ", ".join(field.name for field in fields(SampleRow))
+IDS = "(SELECT value FROM json_each(?))"  # a list of any length as one parameter
+
+COUNTS = (  # in the order of Counts
+    "SELECT (SELECT count(*) FROM samples WHERE class_id IS NOT NULL),"
+    " (SELECT count(*) FROM samples WHERE class_id IS NOT NULL AND held_out = 1),"
+    " (SELECT count(*) FROM samples WHERE state = 'queued'),"
+    " (SELECT coalesce(sum(bytes), 0) FROM samples WHERE state = 'queued'),"
+    " (SELECT coalesce(sum(bytes), 0) FROM samples"
+    "  WHERE class_id IS NOT NULL AND held_out = 1 AND has_image = 1),"
+    " (SELECT count(*) FROM samples WHERE has_image = 1),"
+    " (SELECT coalesce(sum(bytes), 0) FROM samples WHERE has_image = 1)"
+)
+
+
+class Queries:
+    """The questions to a journal. `reading` opens one to look only; a `Journal` answers them too."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self.path = path
+        self._db = db
+
+    def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
+        with as_user_errors(self.path):
+            return self._db.execute(query, tuple(parameters)).fetchall()
+
+    # Classes and events -----------------------------------------------------------------------------------------------
+
+    def classes(self) -> list[ClassRow]:
+        """The live classes, oldest first."""
+        rows = self._rows(
+            "SELECT c.id, c.name, c.colour, count(s.class_id), coalesce(sum(s.held_out), 0)"
+            " FROM classes c LEFT JOIN samples s ON s.class_id = c.id"
+            " WHERE c.state = 'live' GROUP BY c.id ORDER BY c.id"
+        )
+        return [ClassRow(*row) for row in rows]
+
+    def class_id(self, name: str) -> int | None:
+        """The live class of this name, in any case."""
+        key = folded(clean_name(name))
+        rows = self._rows("SELECT id FROM classes WHERE folded = ? AND state = 'live'", (key,))
+        return rows[0][0] if rows else None
+
+    @property
+    def last_seq(self) -> int:
+        return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
+
+    def events_after(self, seq: int, limit: int = 1000) -> list[Event]:
+        rows = self._rows(
+            "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
+        )
+        return [Event.of_body(number, at, kind, Body.from_json(body)) for number, at, kind, body in rows]
+
+    def stored_events(self, after: int = 0) -> Iterator[tuple[int, float, str, str]]:
+        """Every event as it is stored, its body unread; all of them need not fit into memory."""
+        with as_user_errors(self.path):
+            yield from self._db.execute(
+                "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq", (after,)
+            )
+
+    def actions(self) -> list[tuple[int, bool]]:
+        """The events that can be undone or redone, and whether each is undone."""
+        return [
+            (seq, bool(undone)) for seq, undone in self._rows("SELECT seq, undone FROM actions ORDER BY seq")
+        ]
+
+    def class_states(self) -> dict[int, ClassState]:
+        """Every class that ever was."""
+        rows = self._rows("SELECT id, name, colour, state, merged_into FROM classes")
+        return {class_id: ClassState(*state) for class_id, *state in rows}
+
+    # Samples ----------------------------------------------------------------------------------------------------------
+
+    def sample(self, sample_id: int) -> SampleRow:
+        rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps([sample_id]),))
+        if not rows:
+            raise unknown_sample(sample_id)
+        return to_sample_row(rows[0])
+
+    def queued(self, limit: int = 1000) -> list[SampleRow]:
+        """The queue, highest priority first."""
+        query = (
+            f"SELECT {COLUMNS} FROM samples WHERE state = 'queued' ORDER BY priority DESC, id LIMIT {limit:d}"
+        )
+        return [to_sample_row(row) for row in self._rows(query)]
+
+    def samples(
+        self,
+        class_id: int | None = None,
+        state: str | None = None,
+        held_out: bool | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+    ) -> list[SampleRow]:
+        """Samples by id, page by page: give the last id of a page as `after_id` for the next one."""
+        wanted = {"class_id": class_id, "state": state, "held_out": held_out}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        query = f"SELECT {COLUMNS} FROM samples WHERE id > ?{''.join(f' AND {name} = ?' for name in given)}"
+        rows = self._rows(f"{query} ORDER BY id LIMIT ?", (after_id, *given.values(), limit))
+        return [to_sample_row(row) for row in rows]
+
+    def all_samples(self, state: str | None = None, held_out: bool | None = None) -> Iterator[SampleRow]:
+        """Every sample, oldest first, however many there are."""
+        after = 0
+        while page := self.samples(state=state, held_out=held_out, after_id=after):
+            yield from page
+            after = page[-1].id
+
+    def image_files(self) -> set[str]:
+        """The files that belong to a sample which still has its image."""
+        return {file for (file,) in self._rows("SELECT file FROM samples WHERE has_image = 1")}
+
+    def known_source(self, digest: str) -> int | None:
+        """The sample that came from a file with this SHA-256, so that a folder shown twice is recognised."""
+        rows = self._rows("SELECT id FROM samples WHERE source_digest = ? ORDER BY id LIMIT 1", (digest,))
+        return rows[0][0] if rows else None
+
+    def newest_hashes(self, count: int) -> list[int]:
+        """Perceptual hashes of the newest samples that are queued or labelled, oldest first."""
+        rows = self._rows(
+            "SELECT hash64 FROM samples WHERE state IN ('queued', 'labelled') ORDER BY id DESC LIMIT ?",
+            (count,),
+        )
+        return [hash64 % 2**64 for (hash64,) in reversed(rows)]
+
+    def rows_of(self, ids: list[int]) -> list[SampleRow]:
+        """These samples, in this order."""
+        found = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps(ids),))
+        rows = {row.id: row for row in map(to_sample_row, found)}
+        return [rows[sample_id] for sample_id in ids]
+
+    def sample_states(self) -> dict[int, SampleState]:
+        rows = self._rows("SELECT id, state, class_id, held_out FROM samples")
+        return {i: SampleState(state, class_id, bool(held_out)) for i, state, class_id, held_out in rows}
+
+    def with_image(self) -> Iterator[SampleRow]:
+        with as_user_errors(self.path):
+            for row in self._db.execute(f"SELECT {COLUMNS} FROM samples WHERE has_image = 1 ORDER BY id"):
+                yield to_sample_row(row)
+
+    def labelled_without_image(self) -> set[int]:
+        return {i for (i,) in self._rows("SELECT id FROM samples WHERE state = 'labelled' AND has_image = 0")}
+
+    def labels_of(self, ids: Iterable[int]) -> dict[int, int]:
+        """The class of each of these samples that is labelled."""
+        query = f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}"
+        return dict(self._rows(query, (json.dumps([*ids]),)))
+
+    def in_state(self, state: str, ids: list[int]) -> list[int]:
+        rows = self._rows(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))
+        return [sample_id for (sample_id,) in rows]
+
+    def find_labelled(self, class_id: int | None = None, text: str = "") -> list[int]:
+        """The labelled samples of a class, or with this text as id, in the origin or in the class's name; latest first."""
+        where, values = "state = 'labelled'", list[int | str]()
+        if class_id:
+            where += " AND class_id = ?"
+            values.append(class_id)
+        if text:
+            named = [row.id for row in self.classes() if text.casefold() in row.name.casefold()]
+            pattern = "".join(f"\\{c}" if c in "\\%_" else c for c in text)
+            where += rf" AND (class_id IN {IDS} OR CAST(id AS TEXT) = ? OR origin LIKE ? ESCAPE '\')"
+            values += [json.dumps(named), text.removeprefix("#"), f"%{pattern}%"]
+        query = f"SELECT id FROM samples WHERE {where} ORDER BY labelled_seq DESC, id DESC"
+        return [sample_id for (sample_id,) in self._rows(query, values)]
+
+    # The whole --------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> Counts:
+        return Counts(*self._rows(COUNTS)[0])
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._rows("SELECT name, value FROM counters ORDER BY name"))
+
+    def damage(self, most: int = 10) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        answers = [answer for (answer,) in self._rows(f"PRAGMA integrity_check({most:d})")]
+        return [] if answers == ["ok"] else answers
+
+    def broken_references(self) -> list[str]:
+        """Rows that speak of others which are missing, or of classes that have ended."""
+        missing = self._rows("PRAGMA foreign_key_check")
+        ended = self._rows(
+            "SELECT s.id, c.id FROM samples s JOIN classes c ON s.class_id = c.id WHERE c.state != 'live'"
+        )
+        return [
+            *(
+                f"row {row} of {table} refers to a row of {other} that is missing"
+                for table, row, other, _ in missing
+            ),
+            *(f"sample {sample} is labelled with class {of}, which is not live" for sample, of in ended),
+        ]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Queries]:
+    """One moment of a journal, of this format or an older one; nobody who writes it has to wait."""
+    with closing(open_read_only(path)) as db, as_user_errors(path):
+        db.execute("BEGIN")
+        if has_tables(db):
+            is_old(db, path)  # refuses one of a newer version
+        yield Queries(db, path)
+
+
+def unknown_sample(sample_id: int) -> UserError:
+    return UserError(f"unknown sample {sample_id}: no sample has that id")
+
+
+def to_sample_row(row: tuple[Any, ...]) -> SampleRow:
+    values = dict(zip((field.name for field in fields(SampleRow)), row, strict=True))
+    values |= {"held_out": bool(values["held_out"]), "has_image": bool(values["has_image"])}
+    return SampleRow(**{**values, "hash64": values["hash64"] % 2**64})
