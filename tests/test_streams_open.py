@@ -1,5 +1,7 @@
 """What a person may write as a source, and the digits that are always there."""
 
+import subprocess
+import sys
 import threading
 import time
 from itertools import islice
@@ -139,3 +141,13 @@ def test_close_wakes_a_reader_of_digits():
     with pytest.raises(EndOfStream):
         stream.read(60)
     assert time.monotonic() - started < 5 and stream.state().phase == "closed"
+
+
+def test_neither_the_streams_nor_the_device_load_what_only_a_trainer_has():
+    program = (
+        "import sys, edge_hpcr.stream, export.device.runtime\n"
+        "heavy = {'torch', 'gradio', 'pandas', 'scipy', 'sklearn', 'sqlite3'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

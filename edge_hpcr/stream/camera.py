@@ -2,7 +2,7 @@
 
 Two kinds of threads. A reader sits in OpenCV, which may hang there for minutes and cannot be interrupted. The keeper
 never calls OpenCV: it starts a reader, watches it, gives it up when no frame comes, waits, and starts the next one.
-Nobody ever waits for a reader that hangs. It is left alone, and what it says later is ignored because it is no longer
+A reader that hangs is never waited for. It is abandoned, and what it delivers later is ignored because it is no longer
 the camera's current attempt.
 """
 

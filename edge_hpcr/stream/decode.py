@@ -25,7 +25,7 @@ MAX_BYTES = 50_000_000
 # each image: `catch_warnings` is not thread-safe, and makes every other warning of the process appear again.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-# What Pillow's decoders raise on damaged files. `Warning` is for whoever turns warnings into errors.
+# What Pillow's decoders raise on damaged files. `Warning` is there in case warnings are turned into errors.
 _DAMAGE = (
     OSError,
     SyntaxError,

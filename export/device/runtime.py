@@ -40,7 +40,7 @@ examples:
   python -m export.runtime --models model.onnx --source photos/ --top 1
 """
 READ_SECONDS = 0.5
-STOP_SECONDS = 2.0  # for the frame at hand, once somebody asked for the end
+STOP_SECONDS = 2.0  # for the current frame, after a request to end
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -83,7 +83,7 @@ class CannotWrite(Exception):
 
 
 def tell(text: str) -> None:
-    """A line on stderr, whoever still listens to it."""
+    """Print a line on stderr; one that is closed is no error."""
     with contextlib.suppress(OSError, ValueError):
         print(_CONTROL.sub(" ", f"export.runtime: {text}"), file=sys.stderr, flush=True)
 
@@ -91,7 +91,7 @@ def tell(text: str) -> None:
 class _Stop:
     """Ctrl-C and SIGTERM alike: the loop ends after the frame it is at, so that nothing is left half done.
 
-    Only while there may be a long wait for a first model, and for whoever asks twice, it ends at once.
+    During the wait for a first model, and at the second request, it ends at once.
     """
 
     def __init__(self) -> None:
