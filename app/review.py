@@ -101,7 +101,7 @@ def _labelled(journal: Queries, query: dict[str, str], first: list[int]) -> list
 
 def _doubts(studio: Studio, journal: Queries) -> dict[int, Suspicion]:
     """The learner's suspicions that still stand, strongest first: a label may have been changed since it looked."""
-    found = {suspicion.sample_id: suspicion for suspicion in studio.live.suspicions}
+    found = {suspicion.sample_id: suspicion for suspicion in studio.live.self_test.suspicions}
     labels = journal.labels_of(found)
     live = {row.id for row in journal.classes()}
     return {

@@ -20,9 +20,10 @@ from app.published import Models
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import resolve_device
-from edge_hpcr.live.live_learner import Learned, LiveLearner
+from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
+from edge_hpcr.live.teaching import Learned
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
@@ -268,11 +269,13 @@ class Studio:
             camera.push(image)
         return camera is not None
 
-    def between_steps(self, look: Callable[[], T], patience: float = PATIENCE) -> T:
+    def between_steps(self, look: Callable[[], T], patience: float | None = None) -> T:
         """Let the learning thread do something short, and wait for it: nobody else may look into the learner."""
+        asked = self.live.call(look)
         try:
-            return self.live.call(look).result(timeout=patience)
+            return asked.result(timeout=PATIENCE if patience is None else patience)
         except TimeoutError as error:
+            asked.cancel()  # it must not happen after the person was told that it did not
             raise UserError("the learner is busy with a long step: try again in a moment") from error
 
     def change_settings(self, **changes: object) -> Settings:
@@ -301,7 +304,7 @@ class Studio:
             return settings
 
         # By the thread that learns: no label can come in between.
-        return self.live.call(change).result(60)
+        return self.between_steps(change)
 
     def policy(self) -> Policy:
         settings = self.workspace.settings

@@ -32,7 +32,7 @@ def taught(tmp_path_factory, digits):
             ids = workspace.take_many([Taken(image, "test") for image in images])
             studio.journal.label_each([(sample_id, class_id) for sample_id in ids])
         assert studio.live.wait_until_caught_up(PATIENCE), studio.live.problems
-        studio.between_steps(studio.live.test)
+        studio.between_steps(studio.live.self_test.test)
         studio.between_steps(lambda: studio.live._write_status(force=True))
         yield studio
         studio.stop()

@@ -148,7 +148,7 @@ def test_suspicious_labels_come_first_on_demand_and_only_those_that_still_stand(
     mug, mugs = label(studio, "mug", 4)
     pen, pens = label(studio, "pen", 2)
     fixed, moved = mugs[0], mugs[3]
-    studio.live.suspicions = [
+    studio.live.self_test.suspicions = [
         Suspicion(mugs[1], mug, pen, 0.9),
         Suspicion(pens[0], pen, mug, 0.8),
         Suspicion(fixed, mug, pen, 0.7),

@@ -84,7 +84,7 @@ def test_a_workspace_at_rest_gives_the_snapshot_that_its_learner_gave(teaching):
     one = teaching()
     for digit in (0, 1):
         one.teach(digit, 20)
-    one.live.call(one.live.test).result(60)
+    one.live.call(one.live.self_test.test).result(60)
     running = snapshot_of(one.live)
     one.close()
     resting = snapshot_of_workspace(one.path)

@@ -116,8 +116,8 @@ def test_held_out_samples_are_tested_but_never_trained_on(bench):
     assert len(held_out) == 4  # one in ten of each class
     assert not held_out & set(learner.memory.ids().tolist())
     assert learner.memory.seen == 36
-    one.until(lambda: one.live.held_out.samples == 4)
-    assert one.live.test_then_train.summary()["labels"] == 40
+    one.until(lambda: one.live.self_test.held_out.samples == 4)
+    assert one.live.self_test.test_then_train.summary()["labels"] == 40
 
 
 def test_the_reply_to_a_label_says_what_it_said_before_and_after(bench):
@@ -149,7 +149,7 @@ def test_a_restart_continues_from_the_checkpoint_and_learns_only_what_came_after
     assert learner.memory.seen == 9 + 3, (
         "nine of ten, one being held out, then three; the corrected one not again"
     )
-    assert one.live.test_then_train.summary()["labels"] == 13, "a correction is no test"
+    assert one.live.self_test.test_then_train.summary()["labels"] == 13, "a correction is no test"
 
 
 def test_what_was_learned_before_a_crash_but_not_saved_is_learned_again(bench):
@@ -408,7 +408,7 @@ def test_undo_and_redo_are_no_tests_of_what_it_knows(bench):
         one.journal.undo()
         one.journal.redo()
     one.learned()
-    assert one.live.test_then_train.summary()["labels"] == 2
+    assert one.live.self_test.test_then_train.summary()["labels"] == 2
 
 
 def test_labels_that_fit_are_learned_although_others_of_their_batch_do_not(bench):
@@ -477,8 +477,8 @@ def test_labels_that_their_neighbours_contradict_are_pointed_out(bench):
     wrong = one.show(0)
     one.journal.label([wrong], one.class_of(1))
     one.learned()
-    one.until(lambda: one.live.phase == "idle" and one.live.suspicions)
-    assert wrong in [suspicion.sample_id for suspicion in one.live.suspicions[:3]]
+    one.until(lambda: one.live.phase == "idle" and one.live.self_test.suspicions)
+    assert wrong in [suspicion.sample_id for suspicion in one.live.self_test.suspicions[:3]]
     one.until(lambda: one.live.status()["suspicious"])
 
 

@@ -211,7 +211,7 @@ def _replay(live: Any) -> dict[str, float]:
     if not live.wait_until_caught_up(CATCH_UP_SECONDS):
         raise UserError(f"the learner did not catch up: {list(live.problems)}")
     caught_up = time.monotonic()
-    tested = live.test_then_train.summary()["labels"]
+    tested = live.self_test.test_then_train.summary()["labels"]
     live.stop()
     return {"labels": tested, "steps": live.learner.step - step, "seconds": caught_up - begun}
 

@@ -19,8 +19,9 @@ import torch
 
 from benchmarks.endurance.phases import ACTING, Phases
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live import checkpoints, live_learner
+from edge_hpcr.live import checkpoints, saving
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.teaching import Teaching
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import SampleRow
 
@@ -239,10 +240,10 @@ def main() -> None:
 def _watch(phases: Phases) -> None:
     for owner, function, name in (
         (checkpoints, "save", "checkpoint"),
-        (live_learner, "backup_journal", "journal backup"),
+        (saving, "backup_journal", "journal backup"),
         (checkpoints, "prune", "removing checkpoints"),
         (Workspace, "forget_images", "dropping images"),
-        (LiveLearner, "_teach", "learning"),
+        (Teaching, "_teach", "learning"),
         (LiveLearner, "_rehearse", "learning"),
     ):
         phases.watch(owner, function, name)

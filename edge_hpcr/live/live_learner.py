@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,18 +25,16 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
-from edge_hpcr.live.calibration import Calibration, calibrate
-from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach
-from edge_hpcr.live.housekeeping import tidy
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.live.following import Follower
 from edge_hpcr.live.predictor import Answer, Predictor
+from edge_hpcr.live.saving import Saving
+from edge_hpcr.live.self_test import SelfTest
 from edge_hpcr.live.status import write_status
-from edge_hpcr.live.suspicious import Suspicion, suspicious
+from edge_hpcr.live.teaching import Learned, Teaching
 from edge_hpcr.stream import Stream
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.recover import backup_journal
 from edge_hpcr.workspace.settings import Settings
 
 LOG = logging.getLogger(__name__)
@@ -44,26 +42,8 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.5  # how soon a label from another process is noticed
 STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
-TEST_EVERY_STEPS = 50  # on held-out samples, when nothing waits
-TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
-TEST_SHARE = 0.1  # of the time, at most
-TEST_BATCH = 64
-MOST_SUSPECTS, SUSPICIONS_KEPT = 1000, 50
 PROBLEMS_KEPT = 20
 FEWEST_CLASSES = 2  # that a memory must have room for
-
-
-@dataclass(frozen=True)
-class Learned:
-    """The learner's reply to one label."""
-
-    seq: int
-    sample_id: int
-    class_id: int
-    before: Answer  # what it said before it learned the label
-    after: Answer
-    held_out: bool
-    seconds: float  # since the label was acknowledged
 
 
 def learner_config(settings: Settings) -> LearnerConfig:
@@ -91,23 +71,17 @@ class LiveLearner:
         self._check_settings(settings)
         notes = restored.notes
         self.follower = Follower(notes.get("applied", 0))
-        self.test_then_train = (
-            TestThenTrain.from_state(notes["test_then_train"]) if notes else TestThenTrain()
-        )
-        self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
+        self.self_test = SelfTest(self, notes)
+        self._saving = Saving(self)
+        self._teaching = Teaching(self)
         self.predictor = Predictor(self.learner, settings.averaged)
         if notes:
             self.predictor.calibration = Calibration(**notes["calibration"])
         self.recent: deque[Learned] = deque(maxlen=100)
-        self.suspicions: list[Suspicion] = []
-        self.stream: Stream | None = None  # whatever feeds it now, for the status
+        self.stream: Stream | None = None  # the present source, for the status
         self.phase = "starting"
         self.idle_steps_left = 0
         self.hurries = False  # rehearse without pauses: nobody else needs the machine
-        self._held_out_images: dict[int, np.ndarray] = {}
-        self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
-        self._asked_again = 0  # the last queued sample whose priority was refreshed
-        self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
         self._status_made = self._status_written = 0.0
         self._wake = threading.Condition()
         self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -170,7 +144,7 @@ class LiveLearner:
             self.problems.append(problem)
 
     def clear_problem(self, problem: str) -> None:
-        """It is no more."""
+        """Take a problem that is over out of the status."""
         with suppress(ValueError, IndexError):  # it was not there, or others report and clear meanwhile
             self.problems.remove(problem)
 
@@ -246,18 +220,16 @@ class LiveLearner:
             "step": self.learner.step,
             "applied": self.follower.applied,
             "labels_waiting": self.follower.labels_waiting,
-            "memory": self._memory_facts(),
-            "test_then_train": self.test_then_train.summary(),
-            "held_out": self.held_out.summary(),
+            "memory": self.memory_facts(),
+            **self.self_test.summary(),
             "calibration": asdict(self.predictor.calibration),
-            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
             "stream": None
             if self.stream is None
             else {"name": self.stream.name} | asdict(self.stream.state()),
             "problems": list(self.problems),
         }
 
-    def _memory_facts(self) -> dict[str, Any]:
+    def memory_facts(self) -> dict[str, Any]:
         memory = self.learner.memory
         return {
             "samples": len(memory),
@@ -277,8 +249,8 @@ class LiveLearner:
             while not self._stopping:
                 self._answer_requests()
                 self._turn()
-            if self._save_is_due(idle=True):
-                self._save()
+            if self._saving.is_due(idle=True):
+                self._saving.save()
             self._finish("stopped")
         except Exception as error:
             # The thread's end must be seen: labels still go to the journal, and nothing of them is lost.
@@ -291,7 +263,8 @@ class LiveLearner:
         self.phase = phase
         with self._wake:
             for _, future in self._requests:
-                future.set_exception(UserError("the learner has been stopped"))
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(UserError("the learner has been stopped"))
             self._requests.clear()
             self._wake.notify_all()
         self._write_status(force=True)
@@ -302,19 +275,19 @@ class LiveLearner:
         work = self.follower.next(self.workspace.settings.micro_batch)
         if work is not None:
             self.phase = "learning"
-            self._do(work)
+            self._teaching.do(work)
             self.follower.done()
         elif self.idle_steps_left and len(self.learner.memory):
             self.phase = "rehearsing"
             self._rehearse()
         else:
             self.phase = "idle"
-        self._test_if_due(idle=work is None)
-        if self._save_is_due(idle=work is None and not self.idle_steps_left):
-            self._save()
+        self.self_test.test_if_due(idle=work is None)
+        if self._saving.is_due(idle=work is None and not self.idle_steps_left):
+            self._saving.save()
         self._write_status()
         with self._wake:
-            self._wake.notify_all()  # whoever waits for labels to be learned
+            self._wake.notify_all()  # for `wait_until_caught_up`
         if self.phase == "idle":
             self._wait(POLL_SECONDS)
 
@@ -331,75 +304,12 @@ class LiveLearner:
     def _answer_requests(self) -> None:
         while self._requests:
             work, future = self._requests.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
             try:
                 future.set_result(work())
-            except Exception as error:  # belongs to whoever asked
+            except Exception as error:  # for the thread that asked
                 future.set_exception(error)
-
-    def _do(self, work: list[Teach] | Relabel | Forget | Close) -> None:
-        try:
-            if isinstance(work, list):
-                self._teach(work)
-            elif isinstance(work, Relabel):
-                self.learner.relabel(work.sample_id, work.class_id)
-            elif isinstance(work, Forget):
-                self.learner.forget(work.sample_id)
-                self._held_out_images.pop(work.sample_id, None)
-            elif work.class_id in self.learner.class_ids:
-                self.learner.drop_class(work.class_id)
-                self.held_out.drop(work.class_id)
-                self.predictor.refresh()
-        except UserError as error:
-            # One label that cannot be learned (an image that is gone, a class too many for the budget) must not
-            # stop all others. It stays in the journal.
-            self.report(str(error))
-
-    def _teach(self, batch: list[Teach]) -> None:
-        """Test on the labels, then train on those that are not held out."""
-        images = {}
-        for teach in batch:
-            try:
-                images[teach.sample_id] = self.prepare(self.workspace.image(teach.sample_id))
-            except UserError as error:
-                self.report(f"a label could not be learned: {error}")
-        batch = [teach for teach in batch if teach.sample_id in images]
-        if not batch:
-            return
-        before = self._answers([images[teach.sample_id] for teach in batch])
-        for teach, answer in zip(batch, before, strict=True):
-            if teach.fresh:
-                self.test_then_train.record(teach.class_id, answer.best[0] if answer.best else None)
-        for corrected in (False, True):
-            chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
-            if chosen:
-                self._observe(chosen, images)
-                self.predictor.refresh()
-        self.idle_steps_left = self.workspace.settings.idle_steps
-        now = time.time()
-        after = self._answers([images[teach.sample_id] for teach in batch])
-        self.recent += [
-            Learned(t.seq, t.sample_id, t.class_id, said, says, t.held_out, now - t.at)
-            for t, said, says in zip(batch, before, after, strict=True)
-        ]
-
-    def _observe(self, chosen: list[Teach], images: dict[int, np.ndarray]) -> None:
-        """One step on all of them; if that cannot be done, one at a time, so that only those are left out that fail."""
-        try:
-            self.learner.observe(
-                np.stack([images[teach.sample_id] for teach in chosen]),
-                [teach.class_id for teach in chosen],
-                np.array([teach.sample_id for teach in chosen]),
-                remember=not chosen[0].corrected,
-            )
-        except UserError as error:
-            if len(chosen) == 1:
-                self.report(f"the label of sample {chosen[0].sample_id} could not be learned: {error}")
-            else:
-                for teach in chosen:
-                    self._observe([teach], images)
-
-    def _answers(self, images: list[np.ndarray]) -> list[Answer]:
-        return self.predictor.answer(np.stack(images))
 
     def _rehearse(self) -> None:
         begun = time.monotonic()
@@ -416,114 +326,7 @@ class LiveLearner:
         else:
             self.idle_steps_left = 0
 
-    # Honest accuracy --------------------------------------------------------------------------------------------------
-
-    def _test_if_due(self, idle: bool) -> None:
-        steps = self.learner.step - self._tested_step
-        labelled = self._tested_seq != self.follower.applied
-        due = idle and (labelled or steps >= TEST_EVERY_STEPS or (steps > 0 and not self.idle_steps_left))
-        if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
-            begun = time.monotonic()
-            self.test()
-            if idle:
-                self._look_for_wrong_labels()
-                self._refresh_queue()
-            self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
-
-    def test(self) -> None:
-        """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training."""
-        self._tested_step, self._tested_seq = self.learner.step, self.follower.applied
-        truth = self._load_held_out()
-        ids = list(truth)
-        if not ids or not self.learner.class_ids:
-            self.held_out.record(self.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
-            return
-        parts = [
-            self.predictor.predict(
-                np.stack([self._held_out_images[i] for i in ids[start : start + TEST_BATCH]])
-            )
-            for start in range(0, len(ids), TEST_BATCH)
-        ]
-        scores = np.concatenate([part.scores for part in parts])
-        similarity = np.concatenate([part.similarity for part in parts])
-        class_ids = parts[0].class_ids
-        labels = np.array([truth[i] for i in ids])
-        self.held_out.record(self.learner.step, labels, class_ids[scores.argmax(1)])
-        known = np.isin(labels, class_ids)
-        columns = np.array([int(np.flatnonzero(class_ids == c)[0]) for c in labels[known]], dtype=np.int64)
-        self.predictor.calibration = calibrate(
-            scores[known], similarity[known], columns, self.workspace.settings.unknown_share
-        )
-
-    def _look_for_wrong_labels(self) -> None:
-        """Among what the memory holds; of a large memory, the same part each time is enough to point at some."""
-        memory = self.learner.memory
-        if not len(memory):
-            return
-        replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
-        features = np.concatenate(
-            [
-                self.predictor.features(replay.images[start : start + TEST_BATCH])
-                for start in range(0, len(replay.ids), TEST_BATCH)
-            ]
-        )
-        classes = np.array(self.learner.class_ids)[replay.labels]
-        self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
-
-    def _refresh_queue(self) -> None:
-        """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
-        rows = self.workspace.journal.samples(state="queued", after_id=self._asked_again, limit=TEST_BATCH)
-        self._asked_again = rows[-1].id if len(rows) == TEST_BATCH else 0
-        found = {}
-        for row in rows:
-            try:
-                found[row.id] = self.prepare(self.workspace.image(row.id))
-            except UserError:
-                continue  # somebody has just labelled or dismissed it, or its image is damaged: `verify` says which
-        if found:
-            answers = self._answers(list(found.values()))
-            self.workspace.journal.set_priorities(
-                {i: answer.priority for i, answer in zip(found, answers, strict=True)}
-            )
-
-    def _load_held_out(self) -> dict[int, int]:
-        wanted = held_out_ids(self.workspace)
-        kept = {i: image for i, image in self._held_out_images.items() if i in wanted}
-        for sample_id in wanted.keys() - kept.keys():
-            try:
-                kept[sample_id] = self.prepare(self.workspace.image(sample_id))
-            except UserError as error:
-                self.report(f"a held-out sample is missing: {error}")
-        self._held_out_images = kept
-        return {i: class_id for i, class_id in wanted.items() if i in kept}
-
-    # Checkpoints ------------------------------------------------------------------------------------------------------
-
-    def _save_is_due(self, idle: bool) -> bool:
-        if not self.follower.whole:
-            return False  # half an event would be learned twice after a restart
-        steps = self.learner.step - self._saved_step
-        changed = steps > 0 or self.follower.applied != self._saved_seq
-        return steps >= self.workspace.settings.checkpoint_steps or (idle and changed)
-
-    def _save(self) -> None:
-        """A checkpoint, a copy of the journal, and then the room that both make free."""
-        layout = self.workspace.layout
-        notes = {
-            "test_then_train": self.test_then_train.state(),
-            "held_out": self.held_out.state(),
-            "calibration": asdict(self.predictor.calibration),
-            "memory": self._memory_facts(),
-            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
-        }
-        try:
-            checkpoints.save(layout, self.learner, self.follower.applied, notes)
-            backup_journal(layout.journal, layout.backup)
-            checkpoints.prune(layout, self.workspace.settings.checkpoints_kept)
-            tidy(self.workspace, self.learner.memory.ids(), held_out_ids(self.workspace))
-        except UserError as error:
-            self.report(str(error))  # a full disk: learning goes on, and the next time may have room
-        self._saved_step, self._saved_seq = self.learner.step, self.follower.applied
+    # The status ----------------------------------------------------------------------------------------------------------
 
     def _write_status(self, force: bool = False) -> None:
         now = time.monotonic()

@@ -67,9 +67,11 @@ class Predictor:
 
     def predict(self, images: np.ndarray) -> Prediction:
         """Scores as the network gives them, before calibration."""
-        learner = self._learner
+        count = len(images)
         with self._lock, torch.inference_mode(), _few_threads(images):
-            features = self._network.features(learner.to_device(images))
+            if not self._class_ids:  # asked in the lock: the last class may be deleted at any moment
+                return Prediction(np.zeros((count, 0)), np.zeros(count), np.zeros(0, np.int64))
+            features = self._network.features(self._learner.to_device(images))
             scores = self._classify(features).softmax(1).cpu().numpy()
             similarity = self._network.similarities(features).amax(1).cpu().numpy()
             return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
@@ -85,10 +87,10 @@ class Predictor:
 
     def answer(self, images: np.ndarray) -> list[Answer]:
         """The three best classes of each image, or that it is unknown."""
-        if not self._class_ids:
+        prediction = self.predict(images)
+        if not len(prediction.class_ids):
             return [NOTHING_KNOWN] * len(images)
-        calibration = self.calibration
-        return to_answers(self.predict(images), calibration)
+        return to_answers(prediction, self.calibration)
 
 
 @contextmanager

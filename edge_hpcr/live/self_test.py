@@ -1,0 +1,139 @@
+"""How the live learner tests itself: held-out accuracy, calibration, suspicious labels, what waits in the queue."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
+from edge_hpcr.live.calibration import calibrate
+from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.suspicious import Suspicion, suspicious
+
+if TYPE_CHECKING:
+    from edge_hpcr.live.live_learner import LiveLearner
+
+TEST_EVERY_STEPS = 50  # on held-out samples, when nothing waits
+TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
+TEST_SHARE = 0.1  # of the time, at most
+TEST_BATCH = 64
+MOST_SUSPECTS, SUSPICIONS_KEPT = 1000, 50
+
+
+class SelfTest:
+    """Tests a live learner, in the thread that learns. `notes` are those of the checkpoint, if there is one."""
+
+    def __init__(self, live: LiveLearner, notes: dict[str, Any]) -> None:
+        self._live = live
+        self.test_then_train = (
+            TestThenTrain.from_state(notes["test_then_train"]) if notes else TestThenTrain()
+        )
+        self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
+        self.suspicions: list[Suspicion] = []
+        self._images: dict[int, np.ndarray] = {}  # of held-out samples
+        self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
+        self._asked_again = 0  # the last queued sample whose priority was refreshed
+
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "test_then_train": self.test_then_train.state(),
+            "held_out": self.held_out.state(),
+            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What the status says."""
+        return {
+            "test_then_train": self.test_then_train.summary(),
+            "held_out": self.held_out.summary(),
+            "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
+        }
+
+    def forget(self, sample_id: int) -> None:
+        self._images.pop(sample_id, None)
+
+    def test_if_due(self, idle: bool) -> None:
+        steps = self._live.learner.step - self._tested_step
+        labelled = self._tested_seq != self._live.follower.applied
+        due = idle and (
+            labelled or steps >= TEST_EVERY_STEPS or (steps > 0 and not self._live.idle_steps_left)
+        )
+        if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
+            begun = time.monotonic()
+            self.test()
+            if idle:
+                self._look_for_wrong_labels()
+                self._refresh_queue()
+            self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
+
+    def test(self) -> None:
+        """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training."""
+        self._tested_step, self._tested_seq = self._live.learner.step, self._live.follower.applied
+        truth = self._load_held_out()
+        ids = list(truth)
+        if not ids or not self._live.learner.class_ids:
+            self.held_out.record(self._live.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
+            return
+        parts = [
+            self._live.predictor.predict(np.stack([self._images[i] for i in ids[start : start + TEST_BATCH]]))
+            for start in range(0, len(ids), TEST_BATCH)
+        ]
+        scores = np.concatenate([part.scores for part in parts])
+        similarity = np.concatenate([part.similarity for part in parts])
+        class_ids = parts[0].class_ids
+        labels = np.array([truth[i] for i in ids])
+        self.held_out.record(self._live.learner.step, labels, class_ids[scores.argmax(1)])
+        known = np.isin(labels, class_ids)
+        columns = np.array([int(np.flatnonzero(class_ids == c)[0]) for c in labels[known]], dtype=np.int64)
+        self._live.predictor.calibration = calibrate(
+            scores[known], similarity[known], columns, self._live.workspace.settings.unknown_share
+        )
+
+    def _look_for_wrong_labels(self) -> None:
+        """Among what the memory holds; of a large memory, the same part each time is enough to point at some."""
+        memory = self._live.learner.memory
+        if not len(memory):
+            return
+        replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
+        features = np.concatenate(
+            [
+                self._live.predictor.features(replay.images[start : start + TEST_BATCH])
+                for start in range(0, len(replay.ids), TEST_BATCH)
+            ]
+        )
+        classes = np.array(self._live.learner.class_ids)[replay.labels]
+        self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
+
+    def _refresh_queue(self) -> None:
+        """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
+        rows = self._live.workspace.journal.samples(
+            state="queued", after_id=self._asked_again, limit=TEST_BATCH
+        )
+        self._asked_again = rows[-1].id if len(rows) == TEST_BATCH else 0
+        found = {}
+        for row in rows:
+            try:
+                found[row.id] = self._live.prepare(self._live.workspace.image(row.id))
+            except UserError:
+                continue  # somebody has just labelled or dismissed it, or its image is damaged: `verify` says which
+        if found:
+            answers = self._live.predictor.answer(np.stack(list(found.values())))
+            self._live.workspace.journal.set_priorities(
+                {i: answer.priority for i, answer in zip(found, answers, strict=True)}
+            )
+
+    def _load_held_out(self) -> dict[int, int]:
+        wanted = held_out_ids(self._live.workspace)
+        kept = {i: image for i, image in self._images.items() if i in wanted}
+        for sample_id in wanted.keys() - kept.keys():
+            try:
+                kept[sample_id] = self._live.prepare(self._live.workspace.image(sample_id))
+            except UserError as error:
+                self._live.report(f"a held-out sample is missing: {error}")
+        self._images = kept
+        return {i: class_id for i, class_id in wanted.items() if i in kept}
