@@ -11,8 +11,10 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 
@@ -33,6 +35,7 @@ LOG = logging.getLogger(__name__)
 CALLS, WARM_UP = 50, 3
 MOST_SECONDS = 3.0  # of measuring one file: large images take long, and the learner wants the processor too
 STOP_SECONDS = 60.0
+ABANDONED_SECONDS = 600.0  # after these an upload that is still empty will bring nothing
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,17 @@ def read_upload(path: Path) -> np.ndarray:
         path.unlink(missing_ok=True)
         if path.parent != temporary:
             shutil.rmtree(path.parent, ignore_errors=True)  # a folder of its own, named by the content
-        # The page's library leaves an empty file beside each upload, of which it knows nothing later.
-        for left in temporary.glob("tmp*"):
-            if left.is_file() and left.stat().st_size == 0:
-                left.unlink(missing_ok=True)
+        _remove_empty(temporary)
+
+
+def _remove_empty(temporary: Path) -> None:
+    """Remove the empty files that Gradio leaves beside uploads; a new one may be somebody's upload that begins."""
+    for left in temporary.glob("tmp*"):
+        with suppress(FileNotFoundError):
+            found = left.stat()
+            if (
+                S_ISREG(found.st_mode)
+                and not found.st_size
+                and time.time() - found.st_mtime > ABANDONED_SECONDS
+            ):
+                left.unlink()

@@ -37,10 +37,9 @@ LARGEST_ACTION = 200_000  # bytes
 LARGEST_FRAME = 4_000_000
 LARGEST_FRAME_PIXELS = 10_000_000
 MOST_IDS = 5000
+IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 NEVER_STORE = {"Cache-Control": "no-store"}
-SAMPLES_STAY = {
-    "Cache-Control": "private, max-age=86400, immutable"
-}  # ids and images belong together for ever
+SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
 
 
 def routes(studio: Studio) -> list[Route]:
@@ -98,9 +97,14 @@ class Answers:
     async def sample(self, request: Request) -> Response:
         row = await run_in_threadpool(self._studio.journal.sample, request.path_params["id"])
         path = self._studio.workspace.files.folder / row.file
-        if not row.has_image or not path.is_file():
+        try:
+            # Read here: the image may be dropped while a response is on its way.
+            content = await run_in_threadpool(path.read_bytes) if row.has_image else None
+        except FileNotFoundError:
+            content = None
+        if content is None:
             return Response("its image is no longer kept\n", 404)
-        return FileResponse(path, headers=SAMPLES_STAY)
+        return Response(content, media_type=IMAGE_TYPES[path.suffix], headers=SAMPLES_STAY)
 
     async def samples(self, request: Request) -> Response:
         page = await run_in_threadpool(review.page, self._studio, dict(request.query_params))
@@ -248,6 +252,10 @@ def _model_file(studio: Studio, version: int, file: str) -> Response:
     exports = studio.workspace.layout.exports
     for manifest in versions(exports):
         names = {MANIFEST} | {each.file for each in manifest.files}
-        if manifest.version == version and file in names:
+        if (
+            manifest.version == version
+            and file in names
+            and (exports / folder_name(version) / file).is_file()
+        ):
             return FileResponse(exports / folder_name(version) / file, filename=f"v{version}-{file}")
     return Response("there is no such version or file\n", 404)

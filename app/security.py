@@ -13,6 +13,7 @@ import hmac
 import os
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -142,7 +143,12 @@ class Guard:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that vanish meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
+    return total
 
 
 def _digest(text: str) -> bytes:

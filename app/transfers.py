@@ -174,9 +174,12 @@ class Transfers:
         with self._lock:
             if self._ready is None:
                 raise UserError("no export is ready: it may have been fetched already; start a new one")
-            file = self._ready.open("rb")
-            self._forget_export()
-        return file
+            try:
+                return self._ready.open("rb")
+            except OSError as error:
+                raise UserError(f"the export is gone ({error.strerror}): start a new one") from error
+            finally:
+                self._forget_export()
 
     def _drop_export(self, path: Path) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """What the Models tab is made of: versions, publishing by hand, latency, going back, a picture to try."""
 
+import os
 import shutil
 import threading
 import time
@@ -148,11 +149,14 @@ def test_an_upload_is_decoded_once_and_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
     folder = tmp_path / "uploads" / "0123"
     folder.mkdir(parents=True)
-    (tmp_path / "uploads" / "tmpabc").touch()
+    left, begun = tmp_path / "uploads" / "tmpabc", tmp_path / "uploads" / "tmpdef"
+    left.touch()
+    os.utime(left, (0, 0))
+    begun.touch()
     picture = np.full((20, 30, 3), 200, np.uint8)
     cv2.imwrite(str(folder / "mug.png"), picture)
     assert (read_upload(folder / "mug.png") == picture).all()
-    assert list((tmp_path / "uploads").iterdir()) == []
+    assert list((tmp_path / "uploads").iterdir()) == [begun]  # somebody else's may have just begun
     outside = tmp_path / "settings.png"
     cv2.imwrite(str(outside), picture)
     for path in (outside, tmp_path / "uploads" / ".." / "settings.png", tmp_path / "uploads"):

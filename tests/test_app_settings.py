@@ -1,5 +1,7 @@
 """The Settings tab: every setting has its place, wrong ones change nothing, and what has been learned stays usable."""
 
+import threading
+
 import pytest
 
 from app.studio import Studio
@@ -19,6 +21,17 @@ def studio(tmp_path):
     yield one
     one.stop()
     workspace.close()
+
+
+def test_a_change_that_the_learner_has_no_time_for_is_refused_and_does_not_happen_later(studio, monkeypatch):
+    monkeypatch.setattr("app.studio.PATIENCE", 0.05)
+    goes_on = threading.Event()
+    blocked = studio.live.call(goes_on.wait)
+    with pytest.raises(UserError, match="busy with a long step: try again"):
+        studio.change_settings(image_size=16)
+    goes_on.set()
+    assert blocked.result(60) and studio.live.call(lambda: True).result(60)
+    assert studio.workspace.settings.image_size == 8
 
 
 def filled(studio, **values):

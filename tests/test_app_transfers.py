@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import shutil
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from starlette.applications import Starlette
 
 from app import transfers
 from app.routes import routes
+from app.security import _bytes_in
 from app.studio import Studio
 from app.transfers import upload_name
 from edge_hpcr.workspace import labelled_files
@@ -311,6 +313,45 @@ def test_an_export_is_made_fetched_once_and_gone(app, folder):
         ]
     assert app.left() == [] and app.transfer()["ready"] is False
     assert "no export is ready" in app.client.get("/edge/export.zip").json()["error"]
+
+
+def test_an_export_whose_file_has_vanished_is_told_as_a_sentence(app, folder):
+    app.act(do="import", path=str(folder))
+    app.ended()
+    app.act(do="export")
+    assert app.ended()["ready"] is True
+    shutil.rmtree(next(app.temporary.iterdir()))
+    answer = app.client.get("/edge/export.zip")
+    assert answer.status_code == 400 and "start a new one" in answer.json()["error"]
+
+
+def test_a_sample_whose_file_has_vanished_is_not_found(app, folder):
+    app.act(do="import", path=str(folder))
+    app.ended()
+    row = app.studio.journal.samples()[0]
+    assert app.client.get(f"/edge/sample/{row.id}").headers["content-type"] == "image/png"
+    (app.studio.workspace.files.folder / row.file).unlink()
+    assert app.client.get(f"/edge/sample/{row.id}").status_code == 404
+
+
+def test_uploads_are_measured_while_files_come_and_go(tmp_path):
+    stopping = threading.Event()
+
+    def come_and_go():
+        while not stopping.is_set():
+            folder = tmp_path / "one"
+            folder.mkdir()
+            for number in range(20):
+                (folder / str(number)).write_bytes(b"x")
+            shutil.rmtree(folder)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert all(0 <= _bytes_in(tmp_path) <= 20 for _ in range(500))
+    finally:
+        stopping.set()
+        thread.join()
 
 
 def test_an_export_of_nothing_says_so(app):
