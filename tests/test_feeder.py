@@ -11,7 +11,7 @@ import pytest
 
 from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.stream import EndOfStream, Frame, Stream, StreamState
+from edge_hpcr.stream import EndOfStream, Frame, Stream
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import NewSample
 
@@ -39,19 +39,18 @@ class Shelf(Stream):
     name = "shelf"
 
     def __init__(self, frames=(), live=False):
-        self.live, self.dropped, self.given = live, 0, 0
-        self._frames = list(frames)
+        self.live = live
+        self._left = list(frames)
 
     def read(self, timeout):
-        if not self._frames:
+        if not self._left:
             if self.live:
                 return None
             raise EndOfStream
-        self.given += 1
-        return self._frames.pop(0)
+        return self._counted(self._left.pop(0))
 
-    def state(self):
-        return StreamState("live", "", self.given, self.dropped, 0, None)
+    def _doing(self):
+        return "live", ""
 
     def close(self):
         pass
@@ -180,7 +179,7 @@ def test_with_a_single_class_nothing_is_skipped_as_sure(feeder, digits):
 def test_frames_that_a_camera_dropped_are_counted(feeder):
     camera = Shelf(live=True)
     feeder.use(camera)
-    for camera.dropped in (3, 3, 10):
+    for camera._dropped in (3, 3, 10):
         feeder.turn(0)
     feeder.finish()
     assert feeder.workspace.journal.counters() == {"dropped": 10}
@@ -283,7 +282,7 @@ def test_labels_that_a_full_disk_refuses_stay_and_are_stored_once_there_is_room(
         assert stored.labels == stored.images == len(list(workspace.files.names())) < 60
         assert stored.queued == 0
         left = feeder.finish()
-        assert left > 0 and source.given == stored.labels + left
+        assert left > 0 and source.state().frames == stored.labels + left
     while not feeder.ended:
         feeder.turn(1)
     assert feeder.finish() == 0
