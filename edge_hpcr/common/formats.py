@@ -4,13 +4,17 @@ Each stored thing carries a format number. To change a format, append an upgrade
 than the upgrades. Upgrades are never removed, so whatever any version wrote opens with every later one.
 """
 
-import sqlite3
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
+
+if TYPE_CHECKING:  # a device reads formats too, and needs no database
+    import sqlite3
 
 Thing = TypeVar("Thing")
 
@@ -70,7 +74,7 @@ def _take_each_file_once(db: sqlite3.Connection) -> list[str]:
     ]
 
 
-JOURNAL = Format[sqlite3.Connection]("journal", (_take_each_file_once,))
+JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings")
 CHECKPOINT = Format[dict[str, Any]]("checkpoint")  # its index; arrays stay as they are
 MANIFEST = Format[dict[str, Any]]("manifest")  # of an exported version
