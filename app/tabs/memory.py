@@ -27,7 +27,7 @@ REFRESH_SECONDS = 2.0
 MOST_THUMBNAILS = 24
 MOST_MEASURED = 60  # images, to guess an encoding's size
 ALL = "all classes"
-# The paper's table "The memory (data) on different datasets for HPCR": numbers kept a sample, over those of its image.
+# The paper's table "The memory (data) on different datasets for HPCR": numbers kept per sample, over those of its image.
 PAPER_OVERHEAD = {"CIFAR10": 1.06, "CIFAR100": 1.08, "MiniImageNet": 1.03, "TinyImageNet": 1.07}
 PARTS = (
     ("images", "#0072b2", ("image",)),
@@ -147,7 +147,7 @@ class Costs:
     classes: int
     budget: int
     codec: str
-    fixed: int  # bytes a sample, beside its image, with the present encoding
+    fixed: int  # bytes per sample, beside its image, with the present encoding
     image_bytes: dict[str, int]  # of an average image, by encoding
     guessed: bool  # no image is held yet
 
@@ -243,7 +243,7 @@ def preview(costs: Costs, wanted: Plan) -> str:
     return (
         f'<p{warning} role="status">{escape(plan_text(costs, wanted))}</p><div class="memory-table"><table>'
         f"<caption>About what {format_bytes(wanted.budget)} would hold</caption>"
-        "<thead><tr><th>encoding</th><th>bytes an image</th><th>bytes a sample</th><th>samples</th></tr>"
+        "<thead><tr><th>encoding</th><th>bytes per image</th><th>bytes per sample</th><th>samples</th></tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -336,11 +336,11 @@ class Actions:
     def forecast(self, size: str, encoding: str) -> tuple[str, Any]:
         """Also closes a question that was about other values."""
         try:
-            wish = parse_request(size, encoding)
+            request = parse_request(size, encoding)
         except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
             return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
         costs = measure(self._studio)
-        return preview(costs, plan(costs, *wish)), gr.Row(visible=False)
+        return preview(costs, plan(costs, *request)), gr.Row(visible=False)
 
     @saying_errors
     def request_for(self, size: str, encoding: str) -> list[Any]:
@@ -356,20 +356,20 @@ class Actions:
 
     def _change(self, size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
         """What to say, the forecast, and whether to ask."""
-        wish = parse_request(size, encoding)
+        request = parse_request(size, encoding)
         costs = measure(self._studio)
-        wanted = plan(costs, *wish)
+        wanted = plan(costs, *request)
         if not wanted.possible:
             raise UserError(plan_text(costs, wanted))
-        if wish == (costs.budget, costs.codec):
+        if request == (costs.budget, costs.codec):
             return "<p>It is so already.</p>", preview(costs, wanted), gr.Row(visible=False)
         if wanted.drops and not confirmed:
             return "", preview(costs, wanted), gr.Row(visible=True)
-        told = apply(self._studio, *wish)
+        told = apply(self._studio, *request)
         costs = measure(self._studio)
         return (
             f'<p role="status">{escape(told)}</p>',
-            preview(costs, plan(costs, *wish)),
+            preview(costs, plan(costs, *request)),
             gr.Row(visible=False),
         )
 

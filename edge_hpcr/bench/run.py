@@ -159,7 +159,8 @@ class Run:
                 self.save()
                 raise
             result = self.result()
-            _write_json(self.result_path, result)
+            # On the disk before the checkpoint goes that could make it again.
+            write_atomically(self.result_path, json.dumps(result, indent=1, allow_nan=False) + "\n")
             checkpoint.remove(self.checkpoint_path)
             self.progress_path.unlink(missing_ok=True)
             return result
@@ -259,7 +260,7 @@ class Run:
         return self._seconds / done * (self.steps_in_all - done)
 
     def _show_progress(self) -> None:
-        """Where the run stands, in a small file for whoever watches from another process."""
+        """Write where the run stands into a small file, for other processes to read."""
         progress = self.progress
         facts = {
             "task": progress.task,
@@ -386,11 +387,6 @@ def _peak_rss() -> int:
 def _plain(value: Any) -> Any:
     """As JSON gives it back: tuples as lists, so that a saved configuration compares equal."""
     return json.loads(json.dumps(value))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    # On the disk before the checkpoint goes that could make it again.
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def get(
     try:
         print(data.get(name, root, source, folder))
     except KeyboardInterrupt:
-        print("\nstopped; what was downloaded is kept, the same command continues", file=sys.stderr)
+        print("\nstopped; whole files are kept, and the same command goes on", file=sys.stderr)
         return 1
     return 0
 
