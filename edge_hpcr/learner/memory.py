@@ -266,7 +266,7 @@ class ReplayMemory:
         while _exceeds(self.config, self._count, self._total_bytes()):
             self._evict()
 
-    # The user's hand
+    # Corrections by the user
 
     def remove(self, sample_id: int) -> bool:
         """Forget a sample; False when the memory does not hold it."""
