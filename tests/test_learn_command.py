@@ -1,11 +1,15 @@
 """`learn`: a whole workspace from the command line, with real folders, real signals and a second process."""
 
+import fcntl
 import json
 import os
+import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import cv2
@@ -14,7 +18,11 @@ import pytest
 
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
+from edge_hpcr.live.status import one_line
+from edge_hpcr.stream.contract import Stream
 from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.records import Counts
 
 SMALL = ["--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]
 PATIENCE = 120.0
@@ -177,3 +185,85 @@ def test_a_refused_setting_is_not_kept_and_a_wrong_source_leaves_no_workspace(
     with Workspace.open(workspace) as opened:
         assert opened.settings.image_size == 8 and opened.settings.archive is True
     assert "ended" in capsys.readouterr().out
+
+
+class Camera(Stream):
+    """One that is in this phase."""
+
+    name = "rtsp://camera.example:554/hall/stream"
+    _dropped = 1234
+
+    def __init__(self, *doing):
+        self.doing = doing
+
+    def _doing(self):
+        return self.doing
+
+    def read(self, timeout):
+        return None
+
+    def close(self):
+        pass
+
+
+def line(camera, width):
+    status = {
+        "phase": "rehearsing",
+        "labels_waiting": 12,
+        "memory": {"bytes": {"total": 1_200_000}, "budget": 2_000_000},
+        "held_out": HeldOut().summary(),
+        "test_then_train": TestThenTrain().summary(),
+        "step": 4321,
+    }
+    return one_line(status, Counts(1320, 48, 7, 0, 0, 0, 0), camera, camera.state().message, width)
+
+
+@pytest.mark.parametrize(
+    ("width", "well", "in_trouble"),
+    [
+        (40, "rehearsing · 1,320 labels (12 to learn)", "stalled for 7 s, 1,234 dropped"),
+        (
+            80,
+            "rehearsing · 1,320 labels (12 to learn)",
+            "stalled for 7 s, 1,234 dropped · rehearsing · 1,320 labels (12 to learn)",
+        ),
+        (
+            200,
+            "rehearsing · 1,320 labels (12 to learn) · rtsp://camera.example:554/hall/stream: live, 15 frames/s, "
+            "1,234 dropped · held-out: nothing to measure on yet · memory 1.20 MB of 2.00 MB",
+            "stalled for 7 s, 1,234 dropped · rehearsing · 1,320 labels (12 to learn) · "
+            "rtsp://camera.example:554/hall/stream · held-out: nothing to measure on yet · memory 1.20 MB of 2.00 MB",
+        ),
+    ],
+)
+def test_the_status_line_fits_the_terminal_and_begins_with_trouble(width, well, in_trouble):
+    assert line(Camera("live", "live, 15 frames/s"), width).startswith(well)
+    assert line(Camera("stalled", "stalled for 7 s"), width).startswith(in_trouble)
+    for said in (line(Camera(phase, "a message"), width) for phase in ("live", "stalled")):
+        assert len(said) <= width
+        assert line(Camera("live", "a message"), None).count(" · ") == 7, "a log has all of it"
+
+
+def test_a_message_longer_than_the_terminal_is_cut_between_words():
+    message = "reconnecting: the camera refused the connection, next try in 12 s"
+    assert line(Camera("reconnecting", message), 40) == "reconnecting: the camera refused the …"
+
+
+def test_a_camera_that_does_not_answer_is_said_first_on_a_narrow_terminal(tmp_path):
+    """The process really writes to a terminal of 40 columns."""
+    terminal, its_end = os.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    command = [sys.executable, "-m", "edge_hpcr", *_learn(tmp_path / "w", "http://127.0.0.1:9/camera")]
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end, env=environment)
+    os.close(its_end)
+    shown = b""
+    try:
+        while not re.search(rb"\rreconnecting:.*\r", shown):
+            shown += os.read(terminal, 1000)
+    finally:
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=PATIENCE)
+        os.close(terminal)
+    lines = shown.decode().split("\r")[1:-1]
+    assert {len(each) for each in lines} == {39}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import signal
 import sys
 import time
@@ -124,21 +124,19 @@ class Session:
         if now < self._next_line:
             return
         self._next_line = now + STATUS_SECONDS[on_terminal]
-        dropped = self.stream.state().dropped
-        source = f"{self.stream.name}: {source}{f', {dropped:,} dropped' if dropped else ''}"
-        line = one_line(self.live.status(), self.workspace.journal.counts(), source)
         if on_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+            # Of stderr, as stdout may be a file; some terminals say 0.
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+            print(f"\r{self._line(source, width):<{width}}", end="", file=sys.stderr, flush=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(self._line(source), file=sys.stderr, flush=True)
+
+    def _line(self, source: str, width: int | None = None) -> str:
+        return one_line(self.live.status(), self.workspace.journal.counts(), self.stream, source, width)
 
     def say_end(self) -> None:
         state = self.stream.state()
-        line = one_line(
-            self.live.status(), self.workspace.journal.counts(), f"{self.stream.name}: {state.message}"
-        )
-        print(("\n" if sys.stderr.isatty() else "") + line)
+        print(("\n" if sys.stderr.isatty() else "") + self._line(state.message))
         for problem in self.live.problems:
             print(f"edge_hpcr: {problem}", file=sys.stderr)
         if self.unstored:

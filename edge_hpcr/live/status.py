@@ -1,13 +1,17 @@
 """What a running learner tells other processes: a small file, replaced about once a second."""
 
 import json
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.records import Counts
+
+if TYPE_CHECKING:
+    from edge_hpcr.stream import Stream  # OpenCV takes a moment, and `status` does not need it
 
 FIELDS = frozenset(
     {
@@ -15,6 +19,7 @@ FIELDS = frozenset(
         *("held_out", "suspicious", "stream", "problems"),
     }
 )
+TROUBLE = ("stalled", "reconnecting")  # phases of a source
 FEW = 30  # held-out samples: an accuracy on fewer is a guess
 
 
@@ -38,23 +43,35 @@ def read_status(path: Path) -> dict[str, Any] | None:
     return status
 
 
-def one_line(status: dict[str, Any], counts: Counts, source: str) -> str:
-    """What it is doing, what it holds, how good it is and on how many samples that rests."""
+def one_line(
+    status: dict[str, Any], counts: Counts, stream: "Stream", message: str, width: int | None = None
+) -> str:
+    """The status in at most `width` columns: the most important first, what finds no room at the end is left out.
+
+    Trouble of the source comes before everything else.
+    """
+    state = stream.state()
+    source = f"{message}, {state.dropped:,} dropped" if state.dropped else message
+    in_trouble = state.phase in TROUBLE
     waiting = f" ({status['labels_waiting']:,} to learn)" if status["labels_waiting"] else ""
     memory = status["memory"]
     held_out, recent = status["held_out"], status["test_then_train"]["recent"]
-    return " · ".join(
-        [
-            status["phase"],
-            f"{counts.labels:,} labels{waiting}",
-            f"memory {format_bytes(memory['bytes']['total'])} of {format_bytes(memory['budget'])}",
-            f"held-out: {accuracy_text(held_out['accuracy'], held_out['samples'])}",
-            f"before learning: {accuracy_text(recent['accuracy'], recent['labels'])}",
-            f"queue {counts.queued:,}",
-            f"step {status['step']:,}",
-            source,
-        ]
-    )
+    parts = [
+        *([source] if in_trouble else []),
+        status["phase"],
+        f"{counts.labels:,} labels{waiting}",
+        stream.name if in_trouble else f"{stream.name}: {source}",
+        f"held-out: {accuracy_text(held_out['accuracy'], held_out['samples'])}",
+        f"memory {format_bytes(memory['bytes']['total'])} of {format_bytes(memory['budget'])}",
+        f"queue {counts.queued:,}",
+        f"before learning: {accuracy_text(recent['accuracy'], recent['labels'])}",
+        f"step {status['step']:,}",
+    ]
+    if width is None:
+        return " · ".join(parts)
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        parts.pop()
+    return textwrap.shorten(" · ".join(parts), max(1, width), placeholder=" …")
 
 
 def accuracy_text(accuracy: float | None, samples: int) -> str:
