@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check bench browser screenshots install install-dev install-device clean
+.PHONY: help run test quick check bench browser screenshots docs install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ bench: install-dev browser ## measure this machine: a step, exported models, the
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
+
+docs: install ## write the pages that are made from the code
+	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
 
 screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py

@@ -158,7 +158,7 @@ def test_labelling_needs_a_journal_that_is_there(tmp_path):
 
 def test_a_workspace_of_a_newer_version_is_refused(tmp_path):
     Workspace.open(tmp_path).close()
-    (tmp_path / "settings.json").write_text('{"format": 2}')
+    (tmp_path / "settings.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="use a newer version"):
         Workspace.open(tmp_path)
 

@@ -38,9 +38,10 @@ class Format(Generic[Thing]):
         """Whether upgrades are needed; refuses what a newer version wrote, and what is no format number."""
         if isinstance(written, int) and not isinstance(written, bool) and 1 <= written <= self.current:
             return written < self.current
+        wrote = f"the version that wrote it ({str(version)[:20]}) or " if version else ""
         raise UserError(
             f"{self.name} {where}: format {str(written)[:20]}, this version ({__version__}) reads formats up to "
-            f"{self.current}: use the version that wrote it ({str(version or 'a newer one')[:20]}) or a newer one"
+            f"{self.current}: use {wrote}a newer version"
         )
 
     def upgrade(self, thing: Thing, written: int) -> list[str]:

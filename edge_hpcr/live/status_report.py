@@ -67,7 +67,7 @@ def gather(path: Path) -> dict[str, Any]:
     if not layout.is_workspace():
         raise UserError(f"no workspace at {layout.path}: `learn --workspace {layout.path}` makes one")
     settings = Settings.load(layout.settings)
-    running, problems = is_locked(layout.lock), []
+    running, problems = is_locked(layout.lock), settings.report_unknown(layout.settings)
     if running is None:
         problems.append(f"whether a process learns in it cannot be told: {layout.lock} cannot be read")
     newest, refused = checkpoints.newest(layout, _checkpoint)

@@ -21,6 +21,7 @@ from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.recover import backup_journal, recover
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings
+from edge_hpcr.workspace.settings import upgrade as upgrade_settings
 
 LOG = logging.getLogger(__name__)
 QUARANTINE_FILE_BYTES = 5_000_000
@@ -73,7 +74,7 @@ class Workspace:
         lock = _take_lock(layout)
         try:
             settings = _own_settings(layout)
-            report = recover(layout) + _upgrade(layout)
+            report = recover(layout) + _upgrade(layout) + settings.report_unknown(layout.settings)
             workspace = cls(layout, settings, _journal(layout, settings), lock, report)
             workspace.remove_orphans()
         except BaseException:
@@ -242,13 +243,14 @@ def _take_lock(layout: Layout) -> ExitStack:
 
 
 def _upgrade(layout: Layout) -> list[str]:
-    """Bring the journal to the current format, with a copy of the old one kept beside it. Only under the lock."""
+    """Bring settings and journal to the current formats, with copies of the old ones beside. Only under the lock."""
+    changed = upgrade_settings(layout.settings)
     written = old_format(layout.journal)
     if written is None:
-        return []
+        return changed
     kept = layout.path / f"journal.format-{written}.sqlite"
     backup_journal(layout.journal, kept)
-    return [*upgrade(layout.journal), f"the journal as it was is kept in {kept}"]
+    return [*changed, *upgrade(layout.journal), f"the journal as it was is kept in {kept}"]
 
 
 def _own_settings(layout: Layout) -> Settings:

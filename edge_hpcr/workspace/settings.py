@@ -1,26 +1,35 @@
-"""What a user can set in a workspace, each setting with its default, its limits and a sentence of help."""
+"""What a user can set in a workspace: each setting with its default, its limits and a sentence of help.
 
-import dataclasses
+The app's Settings tab, `learn --set` and docs/settings.md (`make docs`) are made from this one model.
+"""
+
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
+
+from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import write_atomically
+from edge_hpcr.common.formats import SETTINGS
+from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner.codec import CODECS
 
-FORMAT = 1
 LABELS = ("none", "folders")  # as streams know them
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def _setting(
     default: Any, help: str, low: float = 0, high: float = math.inf, choices: tuple[str, ...] = ()
 ) -> Any:
-    limits = {"help": help, "low": low, "high": high, "choices": choices}
-    return dataclasses.field(default=default, metadata=limits)
+    limits: dict[str, Any] = {"json_schema_extra": {"choices": list(choices)}}
+    if type(default) in (int, float):
+        limits |= {"ge": low, "le": None if high == math.inf else high}
+    return Field(default, description=help, **limits)
 
 
 @dataclass(frozen=True)
@@ -34,14 +43,25 @@ class Description:
     high: float
     choices: tuple[str, ...]
 
+    @property
+    def limits(self) -> str:
+        """What may be given, in words."""
+        if self.choices:
+            return ", ".join(self.choices)
+        if type(self.default) not in (int, float):
+            return KINDS[type(self.default)]
+        most = "" if self.high == math.inf else f" and at most {self.high:g}"
+        return f"at least {self.low:g}{most}"
 
-@dataclass(frozen=True)
-class Settings:
-    """How a workspace learns and what it may use.
+
+class Settings(BaseModel):
+    """How a workspace learns and what it may use. Settings that this version does not know are kept.
 
     >>> Settings().replace(queue_samples=200).queue_samples
     200
     """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
     image_size: int = _setting(32, "side of the square images that are learned, in pixels", 8, 256)
     method: str = _setting("hpcr", "how it learns: one of the benchmark's methods")
@@ -87,78 +107,134 @@ class Settings:
     )
     publish_keep: int = _setting(10, "published versions kept", 1, 1000)
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
-        if (
-            self.method != type(self).method
-        ):  # PyTorch takes seconds to import, and the default needs no check
-            from edge_hpcr.learner import methods
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError(self._refusal(error.errors()[0])) from None
 
-            methods.method_class(self.method)
+    @field_validator("*", mode="after")
+    @classmethod
+    def _one_of_the_choices(cls, value: Any, info: ValidationInfo) -> Any:
+        description = cls._describe(cast(str, info.field_name))
+        if description.choices:
+            one_of(f"setting {description.name}", value, description.choices)
+        if description.name == "method" and value != description.default:
+            from edge_hpcr.learner import methods  # PyTorch takes seconds, and the default needs no check
+
+            methods.method_class(value)
+        return value
+
+    @classmethod
+    def _refusal(cls, error: ErrorDetails) -> str:
+        name, value = str(error["loc"][0]), error["input"]
+        description = cls._describe(name)
+        out_of_range = error["type"] in ("greater_than_equal", "less_than_equal")
+        wanted = description.limits if out_of_range else KINDS[type(description.default)]
+        return f"setting {name} {value!r}: give {wanted}"
 
     def replace(self, **changes: Any) -> "Settings":
         """These settings with some changed; a bad name or value is refused and nothing changes."""
-        names = [field.name for field in dataclasses.fields(self)]
         for name in changes:
-            if name not in names:
-                raise UserError(f"unknown setting {name!r}: choose one of {', '.join(names)}")
-        return dataclasses.replace(self, **changes)
+            if name not in type(self).model_fields:
+                names = ", ".join(type(self).model_fields)
+                raise UserError(f"unknown setting {name!r}: choose one of {names}")
+        return Settings(**{**self.model_dump(), **changes})
+
+    def report_unknown(self, path: Path) -> list[str]:
+        """A sentence about settings that this version does not know, if there are any."""
+        names = ", ".join(sorted(self.model_extra or {}))
+        return [f"settings {path}: this version does not know {names}; kept, without effect"] if names else []
 
     @classmethod
     def describe(cls) -> list[Description]:
-        return [Description(field.name, field.default, **field.metadata) for field in dataclasses.fields(cls)]
+        return [cls._describe(name) for name in cls.model_fields]
+
+    @classmethod
+    def _describe(cls, name: str) -> Description:
+        field = cls.model_fields[name]
+        limits = {
+            key: value
+            for each in field.metadata
+            for key in ("ge", "le")
+            if (value := getattr(each, key, None)) is not None
+        }
+        extra = cast(dict[str, Any], field.json_schema_extra)
+        low, high = limits.get("ge", 0), limits.get("le", math.inf)
+        return Description(name, field.default, field.description or "", low, high, tuple(extra["choices"]))
 
     @classmethod
     def load(cls, path: Path) -> "Settings":
         """The settings of a file; those it does not name have their defaults."""
+        values, old = _read(path)
+        if old is not None:
+            SETTINGS.upgrade(values, old)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"settings {path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(
-                f"settings {path} are damaged ({error}): mend the file, or remove it to start with the defaults"
-            ) from error
-        if not isinstance(values, dict):
-            raise UserError(f"settings {path} are damaged: a JSON object of names and values belongs there")
-        written = values.pop("format", FORMAT)
-        if written != FORMAT:
-            raise UserError(
-                f"settings {path} have format {written}, this version reads format {FORMAT}: use a newer version"
-            )
-        try:
-            return cls().replace(**values)
+            return cls(**values)
         except UserError as error:
             raise UserError(f"settings {path}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Whole or as before: a temporary file, flushed and renamed."""
-        text = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
-        temporary = path.with_name(path.name + ".writing")
+        """Whole or as before."""
+        text = json.dumps({"format": SETTINGS.current, "version": __version__, **self.model_dump()}, indent=1)
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            flush_to_disk(path.parent)
+            write_atomically(path, text + "\n")
         except OSError as error:
             raise UserError(
                 f"settings {path} cannot be written: {error.strerror}; is there room, and a right to write?"
             ) from error
 
 
-def _check(field: dataclasses.Field[Any], value: Any) -> None:
-    kind = type(field.default)
-    # A whole number is a number too; but True is no number here, although Python thinks so.
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits or (kind is float and not math.isfinite(value)):
-        what = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
-        raise UserError(f"setting {field.name} {value!r}: give {what}")
-    limits = field.metadata
-    if limits["choices"]:
-        one_of(f"setting {field.name}", value, limits["choices"])
-    if kind in (int, float) and not limits["low"] <= value <= limits["high"]:
-        most = "" if limits["high"] == math.inf else f" and at most {limits['high']}"
-        raise UserError(f"setting {field.name} {value}: give at least {limits['low']}{most}")
+def _read(path: Path) -> tuple[dict[str, Any], int | None]:
+    """What a file says, and its format if that is an older one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"settings {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(
+            f"settings {path} are damaged ({error}): mend the file, or remove it to start with the defaults"
+        ) from error
+    if not isinstance(values, dict):
+        raise UserError(f"settings {path} are damaged: a JSON object of names and values belongs there")
+    written, version = values.pop("format", 1), values.pop("version", None)
+    return values, written if SETTINGS.is_old(written, path, version) else None
+
+
+def upgrade(path: Path) -> list[str]:
+    """Bring a file of an older version to the current format, with a copy of the old one kept beside it."""
+    _, old = _read(path)
+    if old is None:
+        return []
+    kept = path.with_name(f"settings.format-{old}.json")
+    settings = Settings.load(path)
+    try:
+        write_atomically(kept, path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{kept} cannot be written: {error.strerror}") from error
+    settings.save(path)
+    return [f"the settings were upgraded from format {old} to {SETTINGS.current}; as they were: {kept}"]
+
+
+def reference() -> str:
+    """The page docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "Made by `make docs` from `edge_hpcr/workspace/settings.py`. A workspace keeps them in `settings.json`; change them",
+        "on the app's Settings tab, or with `learn --workspace W --set NAME=VALUE`. A setting that a version does not know",
+        "is reported and kept.",
+        "",
+        "| setting | default | allowed | what it is |",
+        "| --- | --- | --- | --- |",
+    ]
+    for each in Settings.describe():
+        default = json.dumps(each.default) if not isinstance(each.default, str) else each.default
+        if each.name.endswith("_bytes"):
+            default += f" ({format_bytes(each.default)})"
+        lines.append(f"| `{each.name}` | {default} | {each.limits} | {each.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
