@@ -7,21 +7,20 @@ within a quarter of a second while the learner runs flat out, and because a fram
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app import review
-from app.studio import Done, Studio
+from app import actions, review
+from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.decode import decode_image
 from export.device.manifest import MANIFEST
@@ -36,7 +35,6 @@ LONGEST_SILENCE = 20.0  # seconds, of an upload
 LARGEST_ACTION = 200_000  # bytes
 LARGEST_FRAME = 4_000_000
 LARGEST_FRAME_PIXELS = 10_000_000
-MOST_IDS = 5000
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 NEVER_STORE = {"Cache-Control": "no-store"}
 SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
@@ -88,8 +86,8 @@ class Answers:
         return JSONResponse({"wanted": self._studio.push_browser_frame(image)})
 
     async def act(self, request: Request) -> Response:
-        action = _parsed(await _body(request, LARGEST_ACTION))
-        done = await run_in_threadpool(perform, self._studio, action)
+        action = actions.parsed(await _body(request, LARGEST_ACTION))
+        done = await run_in_threadpool(action.perform, self._studio)
         # Fresh, or a page would show what was before its own action.
         now = await run_in_threadpool(self._studio.state, fresh=True)
         return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)
@@ -184,67 +182,6 @@ async def _body(request: Request, most: int) -> bytes:
             raise UserError(f"more than {most:,} bytes were sent: send less at once")
         parts.append(part)
     return b"".join(parts)
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        action = json.loads(body)
-    except ValueError as error:
-        raise UserError("the request is not JSON") from error
-    if not isinstance(action, dict) or not isinstance(action.get("do"), str):
-        raise UserError('the request must be an object like {"do": "undo"}')
-    return action
-
-
-def perform(studio: Studio, action: dict[str, Any]) -> Done:
-    """One action of a person's, by its name."""
-    actions: dict[str, Callable[[], Done]] = {
-        "label": lambda: studio.label_frames(_ids(action, "frames"), _id(action, "class")),
-        "new_class": lambda: studio.new_class(_text(action, "name"), _ids(action, "frames")),
-        "undo": studio.undo,
-        "redo": studio.redo,
-        "clear_problem": lambda: studio.clear_problem(_text(action, "problem")),
-        "hold": lambda: studio.hold(
-            action.get("held") is True, _id(action, "frame") if "frame" in action else None
-        ),
-        "source": lambda: studio.use_source(_text(action, "source"), _text(action, "labels", "none")),
-        "label_samples": lambda: studio.label_samples(_ids(action, "samples"), _id(action, "class")),
-        "label_samples_as": lambda: studio.label_samples_as(_ids(action, "samples"), _text(action, "name")),
-        "dismiss": lambda: studio.dismiss(_ids(action, "samples")),
-        "delete_samples": lambda: studio.delete_samples(_ids(action, "samples")),
-        "create_class": lambda: studio.create_class(_text(action, "name")),
-        "rename_class": lambda: studio.rename_class(_id(action, "class"), _text(action, "name")),
-        "recolour_class": lambda: studio.recolour_class(_id(action, "class"), _text(action, "colour")),
-        "merge_classes": lambda: studio.merge_classes(_id(action, "class"), _id(action, "into")),
-        "delete_class": lambda: studio.delete_class(_id(action, "class")),
-        "import": lambda: studio.import_folder(_text(action, "path")),
-        "export": studio.export_samples,
-        "cancel_transfer": studio.cancel_transfer,
-    }
-    if action["do"] not in actions:
-        raise UserError(f"unknown action {action['do'][:40]!r}: choose one of {', '.join(actions)}")
-    return actions[action["do"]]()
-
-
-def _id(action: dict[str, Any], key: str) -> int:
-    value = action.get(key)
-    if type(value) is not int or not 0 < value < 2**53:
-        raise UserError(f"the request's {key!r} must be a whole number")
-    return value
-
-
-def _ids(action: dict[str, Any], key: str) -> list[int]:
-    values = action.get(key, [])
-    if not isinstance(values, list) or len(values) > MOST_IDS:
-        raise UserError(f"the request's {key!r} must be a list of at most {MOST_IDS} whole numbers")
-    return [_id({key: value}, key) for value in values]
-
-
-def _text(action: dict[str, Any], key: str, default: str | None = None) -> str:
-    value = action.get(key, default)
-    if not isinstance(value, str) or len(value) > 2000:
-        raise UserError(f"the request's {key!r} must be a text")
-    return value
 
 
 def _model_file(studio: Studio, version: int, file: str) -> Response:

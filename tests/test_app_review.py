@@ -1,12 +1,14 @@
 """The pages of the Review tab, and the actions of Review and Classes: what a person sees, and what is then on disk."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app import review
-from app.routes import perform
+from app.actions import parsed
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.suspicious import Suspicion
@@ -15,6 +17,11 @@ from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.label_queue import UNKNOWN, rank
 
 APART = [0, 0xFFFF, 0xFFFF_0000, 0xFFFF_0000_0000]  # hashes of which no two are alike
+
+
+def perform(studio, action):
+    """As a page asks for it."""
+    return parsed(json.dumps(action).encode()).perform(studio)
 
 
 @pytest.fixture
