@@ -264,6 +264,7 @@ def changes(images: torch.Tensor, views: torch.Tensor) -> dict[str, np.ndarray]:
     return {name: values.double().numpy() for name, values in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -67,6 +67,7 @@ def without_times(result: dict) -> dict:
     return {key: value for key, value in result.items() if key not in timed}
 
 
+@pytest.mark.slow
 def test_the_digits_benchmark_runs_to_its_end_and_replay_keeps_the_old_digits(tmp_path, capsys):
     digits = ["bench", "--dataset", "digits", "--limit", "150", "--out", str(tmp_path)]
     assert main([*digits, "--method", "hpcr", "--budget", "60KB"]) == 0
@@ -102,6 +103,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [f"{quick_config().name}.json"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_where_it_was(tmp_path):
     """SIGKILL, which nothing can catch: the checkpoint of the last finished task is on disk."""
     process = start_and_wait_for_task(2, "--out", str(tmp_path))
@@ -120,6 +122,7 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
     assert without_times(continued) == without_times(whole)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
     process = start_and_wait_for_task(1, "--out", str(tmp_path))
     process.send_signal(signal.SIGINT)
@@ -130,6 +133,7 @@ def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
     assert list(tmp_path.glob("*.checkpoint"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
     process = start_and_wait_for_task(1, "--seeds", "3", "--jobs", "2", "--out", str(tmp_path))
     process.send_signal(signal.SIGINT)
@@ -142,6 +146,7 @@ def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
     assert begun <= {"seed0", "seed1"}
 
 
+@pytest.mark.slow
 def test_a_run_whose_loss_is_not_finite_keeps_its_last_good_state(tmp_path):
     def break_it(run: Run) -> None:
         if run.learner.step == 3:
@@ -230,6 +235,7 @@ def test_a_damaged_checkpoint_is_named_by_the_command(tmp_path, capsys):
     assert main([*command, "--out", str(tmp_path), "--fresh"]) == 0
 
 
+@pytest.mark.slow
 def test_seeds_run_in_processes_of_their_own_and_give_what_they_give_alone(tmp_path, capsys):
     assert main([*QUICK, "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "both")]) == 0
     table = capsys.readouterr().out
@@ -241,6 +247,7 @@ def test_seeds_run_in_processes_of_their_own_and_give_what_they_give_alone(tmp_p
     assert "±" in table
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again_unless_asked(tmp_path, capsys):
     assert main([*QUICK, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.json")

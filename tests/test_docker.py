@@ -73,6 +73,7 @@ def test_the_installation_finds_all_that_it_reads(of: dict[str, list[str]], targ
     assert "-m pip install" in planned.stdout
 
 
+@pytest.mark.slow
 def test_the_trainer_starts_with_what_is_copied(tmp_path: Path):
     command = json.loads(TRAINER["ENTRYPOINT"][0]) + json.loads(TRAINER["CMD"][0])
     build(TRAINER, tmp_path)

@@ -9,6 +9,8 @@ from benchmarks import latency
 from edge_hpcr.commands.cli import run
 from edge_hpcr.workspace.folder import Workspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):

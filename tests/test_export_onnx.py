@@ -111,6 +111,7 @@ def test_one_class_and_a_hundred_are_classes_as_any_others(tmp_path, count):
     assert sum(label.confidence for label in result.top) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "classes"), [(84, 1), (128, 100)])  # maps of 11 pixels a side; four windows
 def test_other_sizes_are_traced_checked_and_loaded_without_a_word(tmp_path, capfd, size, classes):
     learner = untrained_learner(size, classes)

@@ -18,6 +18,7 @@ def template(snapshot):
     return load_template(first().folder / "template", snapshot)
 
 
+@pytest.mark.slow
 def test_a_republished_model_answers_as_a_full_export_of_the_same_snapshot(tmp_path, digits):
     """Other weights, two classes more, another temperature, no threshold."""
     learner = make_learner(classes=12, steps=12)

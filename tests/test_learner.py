@@ -43,6 +43,7 @@ def test_the_docstring_example_holds():
     assert outcome.failed == 0
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_digits_apart_that_arrive_one_pair_after_the_other(
     small_learner, digits, digit_batches
 ):
@@ -244,6 +245,7 @@ def test_batch_norm_statistics_are_taken_apart_or_together_as_asked(small_learne
     assert statistics_after_two_steps("joint") == 2
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_weights_slowly(small_learner, digit_batches):
     learner = small_learner(ema_decay=0.9)
     expected = learner.network.stem.weight.detach().clone()

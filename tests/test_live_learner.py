@@ -91,6 +91,7 @@ def test_one_label_alone_is_learned_and_everything_stays_finite(bench):
     assert answer.top == ((one.class_of(3), pytest.approx(1.0)),)
 
 
+@pytest.mark.slow
 def test_labels_given_one_at_a_time_are_learned_and_told_apart(bench, digits):
     one = bench(idle_steps=40, idle_share=1.0)
     for _ in range(8):
@@ -470,6 +471,7 @@ def test_an_average_that_is_wanted_later_is_kept_from_then_on(bench):
     one.learned()
 
 
+@pytest.mark.slow
 def test_labels_that_their_neighbours_contradict_are_pointed_out(bench):
     one = bench(idle_steps=60, idle_share=1.0, held_out_share=0.0)
     for digit in (0, 1):

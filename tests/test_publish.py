@@ -383,6 +383,7 @@ def test_the_lock_is_free_after_a_refusal(exports):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_whoever_reads_the_pointer_meanwhile_always_finds_a_whole_version(exports):
     released(exports)
     ended = threading.Event()

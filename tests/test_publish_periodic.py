@@ -128,6 +128,7 @@ def test_after_a_rollback_it_waits_for_a_person(teaching):
     one.until(lambda: publisher.status().problem is None)
 
 
+@pytest.mark.slow
 def test_a_refusal_is_kept_for_the_status(teaching):
     one, publisher = teaching(Policy(tolerance=1e-12), every_seconds=0.05)
     one.teach(0)

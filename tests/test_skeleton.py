@@ -121,6 +121,7 @@ def test_make_test_installs_checks_and_then_tests(bare: Path):
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_an_installation_is_remembered_once_it_is_whole_and_until_something_changes(bare: Path):
     interpreter = bare / ".venv" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
@@ -150,6 +151,7 @@ def test_an_installation_is_remembered_once_it_is_whole_and_until_something_chan
     assert "-r requirements.txt" in make("-n", "run", at=bare).stdout
 
 
+@pytest.mark.slow
 def test_a_device_gets_a_venv_of_its_own_with_its_own_requirements(bare: Path):
     (bare / "export" / "requirements.txt").write_text("./no-such-package\n")
     failed = make("install-device", at=bare)
