@@ -22,7 +22,7 @@ def app(tmp_path):
     """Three kinds of digits, twelve of each with a label, and nine in the queue."""
     with Workspace.open(tmp_path / "workspace") as workspace:
         workspace.change_settings(
-            source="browser"
+            source="browser", image_size=8
         )  # a camera that nobody has: no new frames disturb the counts
     with running(tmp_path / "workspace") as app:
         studio = app.server.studio
