@@ -132,7 +132,7 @@ class _Soak:
         if frame is None:
             return
         if self.film.shown != self.film.shown_before and self._has_room():
-            # What comes into view is shown to the learner, as whoever teaches it would.
+            # What comes into view is shown to the learner, as a teacher would.
             self.feeder.take(replace(frame, label=self.film.shown))
             self.feeder.flush()
             self._labelled()

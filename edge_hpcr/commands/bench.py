@@ -136,7 +136,7 @@ def bench(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """The command stops its processes before it goes, whoever asks it to.
+    """Stop the runs' processes before the command ends, however it is asked to.
 
     SIGINT too: a shell starts a background job with Ctrl-C ignored, and then Python does not listen to it by itself.
     """
