@@ -103,19 +103,21 @@ def download(name: str, folder: Path) -> None:
     from torchvision import datasets  # here, because importing it takes seconds
     from torchvision.datasets.utils import download_and_extract_archive
 
+    official = getattr(datasets, TORCHVISION.get(name, ""), None)
+    # MNIST has mirrors instead of an address, and torchvision's error names them.
+    address = TINY_ADDRESS if official is None else getattr(official, "url", name)
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(
-        TIMEOUT_SECONDS
-    )  # torchvision sets none, and would wait for a silent server forever
+    # torchvision sets no limit, and would wait for a silent server without end.
+    socket.setdefaulttimeout(TIMEOUT_SECONDS)
     try:
-        if name == "tiny_imagenet":
+        if official is None:
             download_and_extract_archive(TINY_ADDRESS, folder, md5=TINY_MD5)
         else:
-            getattr(datasets, TORCHVISION[name])(folder, download=True)
+            official(folder, download=True)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"the download failed: {reason}; the same command keeps whole files and goes on"
+            f"the download failed: {address}: {reason}; the same command keeps whole files and goes on"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
