@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from edge_hpcr.commands.cli import examples, new_commands
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import check_positive
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.stream import KINDS, LABELS
 
@@ -52,8 +52,8 @@ def learn(
     """Learn in a workspace from a source, until it ends or Ctrl-C."""
     from edge_hpcr.live import session  # torch takes seconds, and --help needs none
 
-    if seconds is not None and not seconds > 0:
-        raise UserError(f"--seconds {seconds:g}: give a positive number")
+    if seconds is not None:
+        check_positive("--seconds", seconds)
     changes = dict(map(parse_setting, settings or []))
     if budget is not None:
         changes["memory_bytes"] = parse_bytes(budget)

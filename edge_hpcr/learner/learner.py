@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError, check_positive, one_of
 from edge_hpcr.learner import checkpoint, methods, optimise
 from edge_hpcr.learner.augment import AugmentConfig, augment
 from edge_hpcr.learner.checks import check_images, whole_numbers
@@ -69,8 +69,7 @@ class LearnerConfig:
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
         for name in ("tau", "lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name} {getattr(self, name)}: give a positive number")
+            check_positive(name, getattr(self, name))
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
 

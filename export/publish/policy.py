@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, check_positive
 
 TOLERANCE = 1e-4  # of a score, against the network
 FEWEST_SAMPLES = 20  # held out: an accuracy on fewer is a guess, and nothing is refused for a guess
@@ -36,5 +36,4 @@ class Policy:
             raise UserError(f"most_drop {self.most_drop}: give a share from 0 to 1")
         if self.keep < 1:
             raise UserError(f"keep {self.keep}: give a whole number of at least 1")
-        if not self.tolerance > 0:
-            raise UserError(f"tolerance {self.tolerance}: give a positive number")
+        check_positive("tolerance", self.tolerance)

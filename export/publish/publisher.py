@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.live.live_learner import LiveLearner
 from export.device.errors import BadModel
 from export.publish.policy import Policy, Refused
@@ -47,8 +47,8 @@ class Publisher:
         if every_steps is None and every_seconds is None:
             raise UserError("how often to publish: give a number of steps, of seconds, or both")
         for name, value in (("every_steps", every_steps), ("every_seconds", every_seconds)):
-            if value is not None and not value > 0:
-                raise UserError(f"{name} {value}: give a positive number")
+            if value is not None:
+                check_positive(name, value)
         self._live = live
         self._exports: Path = live.workspace.layout.exports
         self._policy = policy or Policy()
