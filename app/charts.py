@@ -244,7 +244,7 @@ def _axes(height: int, legend_rows: int) -> Iterator[tuple[Any, Any]]:
     with _DRAWING, matplotlib.rc_context(_SETTINGS):
         total = height + legend_rows * LEGEND_ROW
         figure = Figure(figsize=(WIDTH / 72, total / 72))
-        # Fixed margins: matplotlib's own layout takes twice as long as everything else.
+        # Fixed margins: with matplotlib's constrained layout a chart takes twice as long.
         bottom = BOTTOM + legend_rows * LEGEND_ROW
         axes = figure.add_axes(
             (LEFT / WIDTH, bottom / total, (WIDTH - LEFT - RIGHT) / WIDTH, (height - TOP - BOTTOM) / total)
