@@ -162,6 +162,8 @@ class Feeder(feeder.Feeder):
 
     def _show(self, seen: Seen) -> None:
         image = shrink(seen.frame.image)
+        if seen.answer is not None:
+            self._asked_at = time.monotonic()
         shown = Shown(
             next(self._numbers),
             image,

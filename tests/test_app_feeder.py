@@ -80,3 +80,23 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
 def test_a_name_that_no_file_can_have_is_no_source(feeder, spec):
     with pytest.raises(UserError, match="there is no source"):
         feeder.choose(spec)
+
+
+def test_a_still_picture_is_asked_about_now_and_then_and_another_one_at_once(feeder, monkeypatch):
+    feeder.choose("browser")
+    asked, answer = [], feeder.live.answer
+
+    def counted(frames):
+        asked.append(frames[0])
+        return answer(frames)
+
+    monkeypatch.setattr(feeder.live, "answer", counted)
+    monkeypatch.setattr("app.feeder.ASK_AGAIN_SECONDS", 1000.0)
+    rng = np.random.default_rng(0)
+    still, other = rng.integers(0, 255, (2, 24, 24, 3), np.uint8)
+    for image in (still, still, still, still, other):
+        before = feeder._newest.number if feeder._newest else 0
+        feeder.browser_camera.push(image)
+        wait_for(lambda before=before: feeder._newest and feeder._newest.number > before, "a frame")
+    assert [frame.tobytes() for frame in asked] == [still.tobytes(), other.tobytes()]
+    assert feeder._newest.answer is not None
