@@ -14,6 +14,7 @@ from edge_hpcr.common.files import Locked, is_locked, locked, sha256, write_atom
 
 HOLDER = """
 import sys
+import threading
 from pathlib import Path
 from edge_hpcr.common.files import locked
 with locked(Path(sys.argv[1]), "busy"):
@@ -88,3 +89,26 @@ def test_a_lock_that_cannot_be_read_is_neither_held_nor_free():
         Path(name).chmod(0o755)
         done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(path)], capture_output=True, text=True)
     assert done.stdout == "None\n", done.stderr
+
+
+def test_asking_who_holds_a_lock_keeps_nobody_from_taking_it(tmp_path: Path):
+    """`status` asks every second; a learner that starts at that moment must not be refused."""
+    path = tmp_path / "lock"
+    path.touch()
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.wait(0.0005):
+            is_locked(path)
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in range(200):
+            with locked(path, "refused"):
+                pass
+    finally:
+        done.set()
+        for thread in asking:
+            thread.join()

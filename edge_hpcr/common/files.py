@@ -17,6 +17,7 @@ if sys.platform != "win32":
 from edge_hpcr.common.errors import UserError
 
 WRITING = ".writing"  # ends the name of a file that is not finished
+LOOK_SECONDS = 0.5  # far longer than `is_locked` takes
 
 
 class Locked(UserError):
@@ -125,14 +126,15 @@ def locked(path: Path, refusal: str, wait_seconds: float = 0.0, remove: bool = F
     number. With `remove` the file goes with the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait_seconds
+    # `is_locked` in another process holds it for a moment: that is no reason to refuse.
+    deadline = time.monotonic() + max(wait_seconds, LOOK_SECONDS)
     while True:
         with path.open("a+", encoding="utf-8") as file:
             if not _lock(file):
                 if time.monotonic() >= deadline:
                     file.seek(0)
                     raise Locked(refusal.replace("{owner}", file.read().strip() or "unknown"))
-                time.sleep(0.05)
+                time.sleep(0.02)
                 continue
             if not _is_at(path, file):
                 continue  # its last holder removed it between our opening and our locking: this lock locks nothing
