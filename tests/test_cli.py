@@ -72,14 +72,16 @@ def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, message, t
     [
         ([], "missing command"),
         (["brench"], "no such command 'brench'. Did you mean 'bench'?"),
-        (["bench", "--limit", "abc"], "'--limit': Input should be a valid integer"),
-        (["bench", "--tasks", "0"], "'--tasks': Input should be greater than or equal to 1"),
-        (["bench", "--seed", "-1"], "--seed"),
+        (["bench", "--limit", "abc"], "--limit 'abc' should be a whole number"),
+        (["bench", "--tasks", "0"], "--tasks '0' should be greater than or equal to 1"),
+        (["bench", "--seed", "-1"], "--seed '-1' should be"),
+        (["bench", "--seed", "1.5"], "--seed '1.5' should be a whole number"),
+        (["learn", "--workspace", "w", "--source", "0", "--fps", "x"], "--fps 'x' should be a number"),
         (["bench", "--colour"], "no such option: --colour"),
         (["learn", "--source", "0"], "missing option '--workspace'"),
         (["status"], "missing argument 'W'"),
-        (["app", "--port", "99999"], "'--port': Input should be less than or equal to 65535"),
-        (["export", "rollback", "x"], "'version': Input should be a valid integer"),
+        (["app", "--port", "99999"], "--port '99999' should be less than or equal to 65535"),
+        (["export", "rollback", "x"], "version 'x' should be a whole number"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_one_line_too(arguments, message, capsys):

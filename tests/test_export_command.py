@@ -107,7 +107,7 @@ def test_it_publishes_beside_a_running_learner(tmp_path, capsys):
         (["list", "--workspace", "nowhere"], "no workspace at nowhere"),
         (["rollback", "--workspace", "W"], "no published version yet"),
         (["rollforward", "--workspace", "W"], "no published version yet"),
-        (["rollback", "x", "--workspace", "W"], "'version': Input should be a valid integer"),
+        (["rollback", "x", "--workspace", "W"], "version 'x' should be a whole number"),
         (["--workspace", "W", "--every", "0"], "--every 0"),
         (["--workspace", "W", "--every", "inf"], "--every inf"),
         (["--workspace", "W", "--keep", "0"], "keep 0"),

@@ -157,8 +157,8 @@ def test_timing_a_step_leaves_the_learner_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--rounds", "0"], "'--rounds': Input should be greater"),
-        (["--threads", "0"], "'--threads': Input should be greater"),
+        (["--rounds", "0"], "--rounds '0' should be greater"),
+        (["--threads", "0"], "--threads '0' should be greater"),
         (["--out", "FOLDER"], "name a .json file"),
         (["--out", "FOLDER/file/speed.json"], "cannot be written"),
     ],

@@ -20,7 +20,7 @@ from typer import Context, Option
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
 from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config
-from edge_hpcr.commands.cli import at_most_one, examples, new_commands
+from edge_hpcr.commands.cli import at_most_one, examples, new_commands, refusal
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import checkpoint, methods
@@ -158,7 +158,7 @@ def configure(options: list[str]) -> list[RunConfig]:
         with typer.main.get_command(commands).make_context("bench", list(map(str, options))) as context:
             return _configure(SimpleNamespace(**context.params))
     except typer.TyperException as error:
-        raise UserError(error.format_message()) from None
+        raise UserError(refusal(error)) from None
 
 
 def _configure(arguments: SimpleNamespace) -> list[RunConfig]:

@@ -76,7 +76,7 @@ def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[st
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)
         path = where.command_path if where else program
-        message, code = f"{_sentence(error)} (see `{path} --help`)", error.exit_code
+        message, code = f"{refusal(error)} (see `{path} --help`)", error.exit_code
     except UserError as error:
         message, code = str(error), 2
     except Failed as error:
@@ -88,7 +88,14 @@ def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[st
     return code
 
 
-def _sentence(error: typer.TyperException) -> str:
+def refusal(error: typer.TyperException) -> str:
+    """What is wrong with a command line; for a number out of range, the option and the value that was given."""
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    if parameter is not None and isinstance(cause, ValueError) and hasattr(cause, "errors"):  # pydantic's
+        (wrong, *_) = cause.errors()
+        expected = wrong["msg"].removeprefix("Input ").partition(", unable")[0]
+        expected = expected.replace("valid integer", "whole number").replace("valid number", "number")
+        return f"{parameter.opts[0]} {wrong['input']!r} {expected}"
     text = " ".join(error.format_message().split()).rstrip(".")
     return text[:1].lower() + text[1:]
 
