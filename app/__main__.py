@@ -49,6 +49,7 @@ def app(
 def serve(workspace: Path, host: str, port: int, credentials: Credentials | None) -> int:
     print("Edge HPCR starts; the first time on a machine takes a little longer …", flush=True)
     gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the start
+    from app import charts
     from app.server import Server  # PyTorch and Gradio take seconds, and --help needs neither
 
     server = Server(workspace, host, port, credentials)
@@ -61,6 +62,7 @@ def serve(workspace: Path, host: str, port: int, credentials: Credentials | None
         address = server.start()
         gc.freeze()
         gc.enable()
+        charts.prepare()
         print(f"Open {address} in a browser. Ctrl-C saves and ends.", flush=True)
         while not stopping.wait(1.0):
             pass

@@ -1,8 +1,7 @@
 """Charts for the tabs: lines and maps drawn by matplotlib as SVG, bars as HTML.
 
-They scale with the page down to a phone's width, take the page's text colour (light and dark), and never tell things
-apart by colour alone: lines differ in their dashes and marks, points in their shapes, and every bar has its number.
-Names may come from anybody: everything is escaped, by matplotlib or here.
+They scale down to a phone's width, take the page's text colour, and never tell things apart by colour alone: lines
+differ in dashes and marks, points in shapes, and every bar has its number. All names are escaped.
 """
 
 from __future__ import annotations
@@ -62,38 +61,27 @@ class Bar:
 
 @dataclass(frozen=True)
 class Group:
-    """Points of a map that belong together; the hollow ones are of another kind."""
+    """Points of a map that belong together; hollow ones are of another kind, and a star is above all others."""
 
     name: str
     colour: str
-    points: Sequence[Point]
+    points: Sequence[Point] = ()
     hollow: Sequence[Point] = ()
-
-
-@dataclass(frozen=True)
-class Star:
-    """A single point of a map that stands out, such as a class's proxy."""
-
-    name: str
-    colour: str
-    at: Point
+    star: Point | None = None
 
 
 @lru_cache(maxsize=64)  # pages ask every second; a chart is drawn once for all of them
 def line_chart(
     series: tuple[Series, ...], x_title: str, y_title: str, title: str = "", last_values: bool = True
 ) -> str:
-    """Several lines of shares over one axis, which goes from 0 to 100 %; x counts whole things.
-
-    A series of one point is a mark. The legend gives each line's last value, unless `last_values` is false. Without
-    any point the answer is a sentence, not empty axes.
+    """Lines of shares, from 0 to 100 %; x counts whole things. Several have a legend, with their last values.
 
     >>> "<svg" in line_chart((Series("held out", "#0072b2", ((0, 0.5), (10, 0.9))),), "step", "right")
     True
     """
     drawn = [(each, [p for p in each.points if isfinite(p[0]) and isfinite(p[1])]) for each in series]
     if not any(points for _, points in drawn):
-        return empty("Nothing to draw yet.")
+        return empty()
     ends = [f"{100 * points[-1][1]:.0f} %" if points else "no value" for _, points in drawn]
     with _axes(HEIGHT, len(series) if len(series) > 1 else 0) as (figure, axes):
         from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -123,52 +111,43 @@ def line_chart(
 
 def scatter(
     groups: Sequence[Group],
-    stars: Sequence[Star],
-    x_title: str = "",
-    y_title: str = "",
-    title: str = "",
+    x_title: str,
+    y_title: str,
+    title: str,
     hollow_name: str = "",
     star_name: str = "",
 ) -> str:
-    """A map of points: a colour and a shape for each group, hollow points where it has them, and stars above all.
+    """A map of points, a colour and a shape for each group; the names say in the legend what is hollow or a star.
 
-    `hollow_name` and `star_name` say in the legend what hollow points and stars are.
-
-    >>> "<svg" in scatter([Group("mug", "#0072b2", [(0, 1)])], [Star("mug", "#0072b2", (1, 1))])
+    >>> "<svg" in scatter([Group("mug", "#0072b2", [(0, 1)], star=(1, 1))], "x", "y", "Mugs")
     True
     """
+    stars = [(group, group.star) for group in groups if group.star is not None]
     if not stars and not any((*group.points, *group.hollow) for group in groups):
-        return empty("Nothing to draw yet.")
+        return empty()
     keys = [key for key in ((hollow_name, "o", "none"), (star_name, "*", INK)) if key[0]]
-    counts = [f"{group.name}: {len(group.points) + len(group.hollow):,}" for group in groups]
+    counts = [len(group.points) + len(group.hollow) for group in groups]
     with _axes(MAP_HEIGHT, -(-(len(groups) + len(keys)) // 2)) as (figure, axes):
-        for index, group in enumerate(groups):
-            for points, paint in ((group.points, group.colour), (group.hollow, "none")):
+        for index, (group, count) in enumerate(zip(groups, counts, strict=True)):
+            shape, colour = SHAPES[index % len(SHAPES)], group.colour
+            for points, paint in ((group.points, colour), (group.hollow, "none")):
                 x, y = zip(*points, strict=True) if len(points) else ([], [])
-                axes.scatter(
-                    x, y, 30, facecolors=paint, edgecolors=group.colour, marker=SHAPES[index % len(SHAPES)]
-                )
-            label = f"{shortened(group.name, 16)}: {len(group.points) + len(group.hollow):,}"
-            axes.plot([], [], SHAPES[index % len(SHAPES)], color=group.colour, label=label)
-        for star in stars:
-            axes.scatter(*star.at, 190, color=star.colour, edgecolors=INK, marker="*", zorder=3)
+                axes.scatter(x, y, 30, facecolors=paint, edgecolors=colour, marker=shape)
+            axes.plot([], [], shape, color=colour, label=f"{shortened(group.name, 16)}: {count:,}")
+        for group, at in stars:
+            axes.scatter(*at, 190, color=group.colour, edgecolors=INK, marker="*", zorder=3)
             if len(stars) <= MOST_NAMED_STARS:
-                right = star.at[0] > sum(axes.get_xlim()) / 2  # its name goes to the side where there is room
-                axes.annotate(
-                    shortened(star.name),
-                    star.at,
-                    (-9 if right else 9, -4),
-                    textcoords="offset points",
-                    ha="right" if right else "left",
-                    weight="bold",
-                    zorder=4,
-                )
+                right = at[0] > sum(axes.get_xlim()) / 2  # its name goes to the side where there is room
+                place, side = (-9 if right else 9, -4), "right" if right else "left"
+                style: Any = {"textcoords": "offset points", "ha": side, "weight": "bold", "zorder": 4}
+                axes.annotate(shortened(group.name), at, place, **style)
         for label, shape, paint in keys:
             axes.plot([], [], shape, color=INK, markerfacecolor=paint, markersize=9, label=label)
         axes.set(xlabel=x_title, ylabel=y_title)
         axes.grid(color=INK, alpha=0.15)
         _legend(figure, axes, 2)
-        return _figure(_svg(figure, title or "a map of points", ", ".join(counts)), title)
+        said = ", ".join(f"{group.name}: {count:,}" for group, count in zip(groups, counts, strict=True))
+        return _figure(_svg(figure, title, said), title)
 
 
 def bars(rows: Sequence[Bar], most: float | None = 1.0, title: str = "", mark_name: str = "") -> str:
@@ -178,15 +157,13 @@ def bars(rows: Sequence[Bar], most: float | None = 1.0, title: str = "", mark_na
     1
     """
     if not rows:
-        return empty("Nothing to draw yet.")
+        return empty()
     scale = most or max(max(row.value, row.mark or 0) for row in rows) or 1.0
     drawn = []
     for row in rows:
-        mark = (
-            ""
-            if row.mark is None
-            else f'<i class="chart-mark" style="left:{_percent(row.mark / scale)}"></i>'
-        )
+        mark = ""
+        if row.mark is not None:
+            mark = f'<i class="chart-mark" style="left:{_percent(row.mark / scale)}"></i>'
         said = escape(f"{row.name}: {row.text}" + (f"; {row.note}" if row.note else ""))
         drawn.append(
             f'<li title="{said}"><span class="chart-name">{escape(row.name)}</span><span class="chart-room">'
@@ -220,13 +197,13 @@ def stacked_bar(
     return _figure(f'<div class="chart-room chart-stack">{drawn}</div>', title, legend)
 
 
-def empty(sentence: str) -> str:
-    """What stands where a chart will be: what to do, or what is awaited."""
+def empty(sentence: str = "Nothing to draw yet.") -> str:
+    """A sentence in the place of a chart: what to do, or what is awaited."""
     return f'<p class="chart-empty">{escape(sentence)}</p>'
 
 
 def shortened(name: str, most: int = 13) -> str:
-    """The middle goes: what tells names apart is often their end.
+    """A name without its middle: names often differ in their ends.
 
     >>> shortened("a very long name of a class", 10)
     'a ver…lass'
@@ -234,10 +211,16 @@ def shortened(name: str, most: int = 13) -> str:
     return name if len(name) <= most else f"{name[: most - 5]}…{name[-4:]}"
 
 
+def prepare() -> None:
+    """Draw a first chart in the background: importing matplotlib takes seconds, and no page should wait for it."""
+    first: Any = (Series("", INK, ((0, 0),)),)
+    threading.Thread(target=line_chart, args=(first, "", ""), name="matplotlib", daemon=True).start()
+
+
 @contextmanager
 def _axes(height: int, legend_rows: int) -> Iterator[tuple[Any, Any]]:
     """A figure with one pair of axes, while matplotlib has our settings."""
-    import matplotlib  # here, because importing it takes a second, and most pages never draw
+    import matplotlib  # here: the app's start does not wait for it
     from matplotlib.figure import Figure
 
     warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has it

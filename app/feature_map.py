@@ -6,12 +6,14 @@ What the cosine classifier sees of a feature is its direction, so features and p
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from app.charts import Group, Star, empty, scatter
+from app.charts import Group, empty, scatter
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
@@ -52,20 +54,14 @@ def gather(studio: Studio) -> Samples:
     def remembered() -> tuple[np.ndarray, np.ndarray, int]:
         # A generator of our own: drawing from the memory's would change what it learns next.
         memory = live.learner.memory
-        size = min(len(memory), MOST_REMEMBERED)
-        slots = (
-            np.random.default_rng(0).choice(len(memory), size=size, replace=False)
-            if size
-            else np.empty(0, np.int64)
-        )
-        replay = memory.at(slots)
+        replay = memory.at(np.random.default_rng(0).permutation(len(memory))[:MOST_REMEMBERED])
         return replay.images, np.array(live.learner.class_ids, np.int64)[replay.labels], live.learner.step
 
     images, classes, step = studio.between_steps(remembered)
-    tests = dict(_held_out(live))
+    tests = list(_held_out(live))
     if tests:
-        images = np.concatenate([images, np.stack([image for image, _ in tests.values()])])
-        classes = np.concatenate([classes, np.array([class_id for _, class_id in tests.values()], np.int64)])
+        images = np.concatenate([images, np.stack([image for image, _ in tests])])
+        classes = np.concatenate([classes, np.array([class_id for _, class_id in tests], np.int64)])
     parts = [live.predictor.features(images[at : at + BATCH]) for at in range(0, len(images), BATCH)]
     proxies, proxy_classes = live.predictor.proxies()
     features = np.concatenate(parts) if parts else np.empty((0, proxies.shape[1]), np.float32)
@@ -73,10 +69,10 @@ def gather(studio: Studio) -> Samples:
     return Samples(_unit(features), classes, held_out, _unit(proxies), proxy_classes, step)
 
 
-def _held_out(live: LiveLearner) -> Iterator[tuple[int, tuple[np.ndarray, int]]]:
+def _held_out(live: LiveLearner) -> Iterator[tuple[np.ndarray, int]]:
     for sample_id, class_id in list(held_out_ids(live.workspace).items())[:MOST_HELD_OUT]:
         try:
-            yield sample_id, (live.prepare(live.workspace.image(sample_id)), class_id)
+            yield live.prepare(live.workspace.image(sample_id)), class_id
         except UserError:
             continue  # deleted a moment ago
 
@@ -114,22 +110,14 @@ def drawing(
     samples: Samples, places: Places, names: dict[int, str], colours: dict[int, str], kind: str
 ) -> str:
     """The map as a chart; classes that are gone meanwhile are left out."""
+    stars = dict(zip(samples.proxy_classes.tolist(), places.proxies.tolist(), strict=True))
     groups = []
-    for class_id in sorted(names.keys() & set(samples.classes.tolist())):
+    for class_id in sorted(names.keys() & {*samples.classes.tolist(), *stars}):
         own = samples.classes == class_id
-        groups.append(
-            Group(
-                names[class_id],
-                colours[class_id],
-                [(x, y) for x, y in places.samples[own & ~samples.held_out]],
-                [(x, y) for x, y in places.samples[own & samples.held_out]],
-            )
+        trained, held = (
+            places.samples[own & kind].tolist() for kind in (~samples.held_out, samples.held_out)
         )
-    stars = [
-        Star(names[class_id], colours[class_id], (x, y))
-        for class_id, (x, y) in zip(samples.proxy_classes.tolist(), places.proxies, strict=True)
-        if class_id in names
-    ]
+        groups.append(Group(names[class_id], colours[class_id], trained, held, stars.get(class_id)))
     titles = ("first t-SNE coordinate", "second t-SNE coordinate")
     if places.shares is not None:
         first, second = (f"{100 * share:.0f} % of the variation" for share in places.shares)
@@ -139,7 +127,7 @@ def drawing(
         f"{kind} of {len(samples.features):,} features at step {samples.step:,}: "
         f"{len(samples.features) - held_out:,} from the memory, {held_out:,} held out"
     )
-    return scatter(groups, stars, *titles, title, "held out" if held_out else "", "the proxy of a class")
+    return scatter(groups, *titles, title, "held out" if held_out else "", "the proxy of a class")
 
 
 @dataclass
@@ -147,10 +135,8 @@ class FeatureMap:
     """The newest map of each kind, made once however many pages ask."""
 
     studio: Studio
-    # A lock each, for PCA shall be there at once while somebody else's t-SNE takes its time.
-    _locks: dict[str, threading.Lock] = field(
-        default_factory=lambda: {kind: threading.Lock() for kind in (PCA, TSNE)}
-    )
+    # A lock each: PCA must not wait for another page's t-SNE.
+    _locks: dict[str, Any] = field(default_factory=lambda: defaultdict(threading.Lock))
     _made: dict[str, tuple[tuple[int, int], Samples, Places]] = field(default_factory=dict)
 
     def draw(self, kind: str, names: dict[int, str], colours: dict[int, str]) -> str:

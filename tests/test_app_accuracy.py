@@ -71,7 +71,7 @@ LOOKS = [tab.ClassLook(1, "stapler", "#0072b2"), tab.ClassLook(2, NASTY, "#e69f0
 
 
 def test_an_empty_workspace_says_what_to_do_and_draws_no_axes(empty_studio):
-    _, (summary, matrix) = tab.Shown(empty_studio).now()
+    _, (summary, matrix) = tab.shown(empty_studio).now()
     assert "Teach tab" in summary and "<svg" not in summary
     assert "needs held-out samples" in matrix and "<table" not in matrix
 
@@ -87,7 +87,7 @@ def test_a_workspace_that_holds_nothing_out_says_why_nothing_is_measured():
 
 
 def test_numbers_say_on_how_many_samples_they_rest(taught):
-    _, (summary, _) = tab.Shown(taught).now()
+    _, (summary, _) = tab.shown(taught).now()
     held_out = taught.live.status()["held_out"]
     assert held_out["samples"] == 24
     assert f"{100 * held_out['accuracy']:.0f} % (n=24, few samples)" in summary
@@ -128,7 +128,7 @@ def test_a_class_that_was_deleted_since_the_test_is_left_out_of_the_matrix():
 
 
 def test_names_are_never_markup(taught):
-    _, texts = tab.Shown(taught).now()
+    _, texts = tab.shown(taught).now()
     for text in (
         *texts,
         tab.cell_images(taught, 2, 2),
@@ -159,7 +159,7 @@ def test_a_cell_of_a_class_that_is_gone_is_refused_with_a_sentence(taught):
 
 
 def test_the_text_is_made_again_only_when_something_changed(taught):
-    shown = tab.Shown(taught)
+    shown = tab.shown(taught)
     key, texts = shown.now()
     assert shown.now()[1] is texts
     taught.journal.rename_class(3, "shears")

@@ -112,28 +112,28 @@ def test_the_overhead_stands_beside_the_papers_figures(looked_at):
 
 
 def test_an_empty_memory_says_what_to_do(studio):
-    _, text = tab.Shown(studio).now()
+    _, (text,) = tab.shown(studio).now()
     assert "Teach tab" in text and "Samples of each class" not in text
 
 
 def test_each_class_has_a_bar_with_its_number_and_its_name_is_no_markup(looked_at):
-    _, text = tab.Shown(looked_at).now()
+    _, (text,) = tab.shown(looked_at).now()
     assert "30 (75 %)" in text and "10 (25 %)" in text
     assert NASTY not in text and "&lt;b&gt;mug" in text
 
 
 def test_the_text_is_made_again_only_when_something_changed(taught, digits):
-    shown = tab.Shown(taught)
-    _, text = shown.now()
-    assert shown.now()[1] is text
+    shown = tab.shown(taught)
+    _, texts = shown.now()
+    assert shown.now()[1] is texts
     teach(taught, "scissors", digits.train_images[digits.train_labels == 2][:3])
-    assert "scissors" in shown.now()[1]
+    assert "scissors" in shown.now()[1][0]
 
 
 def test_a_stopped_learner_is_a_sentence_and_not_an_alarm(taught):
-    shown = tab.Shown(taught)
+    shown = tab.shown(taught)
     taught.live.stop()
-    assert "has been stopped" in shown.now()[1]
+    assert "has been stopped" in shown.now()[1][0]
 
 
 # What it holds

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from browser_parts import ROOT, App, OwnServer, free_port, running, wait_for
+from browser_parts import ROOT, App, OwnServer, free_port, running, running_alone, wait_for
 
 from app.feeder import encoded
 from app.security import Credentials, read_credentials, refuse_open_address
@@ -370,6 +371,12 @@ def test_a_start_imports_and_parses_nothing_that_it_could_do_without(tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["[] 0"], done.stderr
+
+
+def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(tmp_path):
+    with running_alone(tmp_path / "workspace") as alone:
+        process = psutil.Process(alone.process.pid)
+        wait_for(lambda: any("matplotlib" in each.path for each in process.memory_maps()), "matplotlib")
 
 
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,12 +14,11 @@ from app.charts import Bar, Series, bars, empty, line_chart
 from app.feature_map import PCA, TSNE, FeatureMap
 from app.palette import colour_of
 from app.studio import Studio
-from app.tabs.parts import saying_errors, tick_while_shown
+from app.tabs.parts import QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.status import FEW, accuracy_text
 
-REFRESH_SECONDS = 2.0
 MOST_IMAGES = 24  # of a cell of the confusion matrix
 BATCH = 32
 ENOUGH_COLOUR, FEW_COLOUR = "#0072b2", "#d55e00"
@@ -229,35 +227,24 @@ def cell_images(studio: Studio, true: int, said: int) -> str:
     return f'<p>{escape(told)}</p><div class="accuracy-pictures">{pictures}</div>'
 
 
-class Shown:
-    """What the tab shows now, made once for all pages and only when something has changed."""
+def shown(studio: Studio) -> Shown:
+    """The summary and the confusion matrix."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
-        self._lock = threading.Lock()
-        self._key = ""
-        self._texts = ("", "")
-
-    def now(self) -> tuple[str, tuple[str, str]]:
-        """A key that changes with the texts, and the texts: the summary and the confusion matrix."""
-        studio = self._studio
+    def facts() -> tuple[Any, ...]:
         status, share = studio.live.status(), studio.workspace.settings.held_out_share
-        held_out, tried = status["held_out"], status["test_then_train"]
-        with self._lock:
-            key = str(
-                hash(str((held_out, tried, status["labels_waiting"] > 0, share, studio.journal.last_seq)))
-            )
-            if key != self._key:
-                classes = looks(studio)
-                texts = (summary(status, classes, share), confusion_table(held_out, classes))
-                self._key, self._texts = key, texts
-            return self._key, self._texts
+        read = {key: status[key] for key in ("held_out", "test_then_train")}
+        return read | {"labels_waiting": status["labels_waiting"] > 0}, share, studio.journal.last_seq
+
+    def make(facts: tuple[Any, ...]) -> tuple[str, str]:
+        status, share, _ = facts
+        classes = looks(studio)
+        return summary(status, classes, share), confusion_table(status["held_out"], classes)
+
+    return Shown(facts, make)
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
-    shown, feature_map = Shown(studio), FeatureMap(studio)
-    seen = gr.State("")  # the key of what this page shows
-    timer = gr.Timer(REFRESH_SECONDS, active=False)
+    feature_map = FeatureMap(studio)
     numbers = gr.HTML(elem_id="accuracy-summary")
     with gr.Column():
         gr.HTML("<h3>What it mixes up</h3>")
@@ -274,11 +261,6 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             )
             again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=240)
         chart = gr.HTML(elem_id="accuracy-map")
-
-    @saying_errors
-    def refresh(key: str) -> tuple[Any, Any, Any]:
-        fresh, texts = shown.now()
-        return (fresh, *texts) if fresh != key else (gr.skip(), gr.skip(), gr.skip())
 
     @saying_errors
     def cell(event: gr.EventData) -> str:
@@ -302,10 +284,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             yield empty("Working: t-SNE takes some seconds…")
         yield drawn(wanted)
 
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    timer.tick(refresh, seen, [seen, numbers, matrix], **quiet)
-    tab.select(refresh, seen, [seen, numbers, matrix], **quiet)
-    tab.select(lambda wanted: drawn(wanted) if wanted == PCA else gr.skip(), kind, chart, **quiet)
-    matrix.click(cell, None, images, **quiet)
-    gr.on([kind.change, again.click], draw, kind, chart, trigger_mode="always_last", **quiet)
-    tick_while_shown(tab, timer)
+    shown(studio).keep_fresh(tab, [numbers, matrix])
+    tab.select(lambda wanted: drawn(wanted) if wanted == PCA else gr.skip(), kind, chart, **QUIET)
+    matrix.click(cell, None, images, **QUIET)
+    gr.on([kind.change, again.click], draw, kind, chart, trigger_mode="always_last", **QUIET)

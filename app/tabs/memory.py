@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,14 +15,13 @@ import psutil
 from app.charts import Bar, bars, empty, stacked_bar
 from app.studio import Studio
 from app.tabs.accuracy import ClassLook, looks
-from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
+from app.tabs.parts import QUIET, Shown, follow_when_shown, saying_errors
 from app.tabs.settings import size_text
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner.codec import CODECS, encode, typical_bytes
 from edge_hpcr.learner.rows import slot_overhead
 
-REFRESH_SECONDS = 2.0
 MOST_THUMBNAILS = 24
 MOST_MEASURED = 60  # images, to guess an encoding's size
 ALL = "all classes"
@@ -273,29 +271,23 @@ def apply(studio: Studio, budget: int, codec: str) -> str:
 # The tab --------------------------------------------------------------------------------------------------------------
 
 
-class Shown:
-    """What the tab shows now, made once for all pages and only when something has changed."""
+def shown(studio: Studio) -> Shown:
+    """What the memory holds and what it is spent on."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
-        self._lock = threading.Lock()
-        self._key, self._text = "", ""
+    def facts() -> tuple[Any, ...]:
+        status = studio.live.status()
+        return status["memory"], studio.journal.last_seq, status["step"]
 
-    def now(self) -> tuple[str, str]:
-        facts = self._studio.live.status()["memory"]
-        with self._lock:
-            key = str(hash(str((facts, self._studio.journal.last_seq, self._studio.live.status()["step"]))))
-            if key != self._key:
-                text = f"<p>{INTRODUCTION}</p>{budget_bar(facts)}{overhead_text(facts['overhead'])}"
-                text += self._classes() if facts["samples"] else empty(NOTHING_HELD)
-                self._key, self._text = key, text
-            return self._key, self._text
-
-    def _classes(self) -> str:
+    def make(facts: tuple[Any, ...]) -> tuple[str]:
+        memory, *_ = facts
         try:
-            return class_bars(look_into(self._studio, None, 0).counts, looks(self._studio))
+            held = class_bars(look_into(studio, None, 0).counts, looks(studio))
         except UserError as error:  # a stopped learner: its memory's bytes are still known
-            return empty(f"The samples of each class are not known now: {error}.")
+            held = empty(f"The samples of each class are not known now: {error}.")
+        text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory['overhead'])}"
+        return (text + (held if memory["samples"] else empty(NOTHING_HELD)),)
+
+    return Shown(facts, make)
 
 
 class Actions:
@@ -303,13 +295,7 @@ class Actions:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
-        self._shown = Shown(studio)
         self._draw = np.random.default_rng()
-
-    @saying_errors
-    def refresh(self, key: str) -> tuple[Any, Any]:
-        fresh, text = self._shown.now()
-        return (fresh, text) if fresh != key else (gr.skip(), gr.skip())
 
     @saying_errors
     def show_some(self, chosen: Any) -> tuple[Any, str]:
@@ -377,8 +363,6 @@ class Actions:
 def build(studio: Studio, tab: gr.Tab) -> None:
     actions = Actions(studio)
     settings = studio.workspace.settings
-    seen = gr.State("")  # the key of what this page shows
-    timer = gr.Timer(REFRESH_SECONDS, active=False)
     facts = gr.HTML(elem_id="memory-facts")
     with gr.Column():
         gr.HTML("<h3>Another budget or encoding</h3>")
@@ -410,19 +394,16 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             others = gr.Button("Show others", elem_id="memory-others", scale=0, min_width=160)
         pictures = gr.HTML(elem_id="memory-pictures")
 
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    timer.tick(actions.refresh, seen, [seen, facts], **quiet)
-    tab.select(actions.refresh, seen, [seen, facts], **quiet)
-    tab.select(actions.show_some, which, [which, pictures], **quiet)
-    opened, known = follow_when_shown(tab, [budget, codec], actions.current, quiet)
-    opened.then(actions.forecast, [budget, codec], [forecast, question], **quiet)
-    which.input(actions.show_some, which, [which, pictures], **quiet)
-    others.click(actions.show_others, which, [which, pictures], **quiet)
+    shown(studio).keep_fresh(tab, [facts])
+    tab.select(actions.show_some, which, [which, pictures], **QUIET)
+    opened, known = follow_when_shown(tab, [budget, codec], actions.current, QUIET)
+    opened.then(actions.forecast, [budget, codec], [forecast, question], **QUIET)
+    which.input(actions.show_some, which, [which, pictures], **QUIET)
+    others.click(actions.show_others, which, [which, pictures], **QUIET)
     gr.on(
         [budget.change, codec.change], actions.forecast, [budget, codec], [forecast, question],
-        trigger_mode="always_last", **quiet,
+        trigger_mode="always_last", **QUIET,
     )  # fmt: skip
-    use.click(actions.request_for, [budget, codec], [done, forecast, question, known], **quiet)
-    sure.click(actions.confirm, [budget, codec], [done, forecast, question, known], **quiet)
-    leave.click(actions.leave, None, [budget, codec, known], **quiet)
-    tick_while_shown(tab, timer)
+    use.click(actions.request_for, [budget, codec], [done, forecast, question, known], **QUIET)
+    sure.click(actions.confirm, [budget, codec], [done, forecast, question, known], **QUIET)
+    leave.click(actions.leave, None, [budget, codec, known], **QUIET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ from edge_hpcr.common.errors import UserError
 LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
+QUIET: Any = {"show_progress": "hidden", "api_visibility": "private"}
 WRONG = "something went wrong here; the program's log says what"
 
 
@@ -53,6 +55,40 @@ def follow_when_shown(
         ]
 
     return tab.select(saying_errors(follow), shown, [*fields, shown], **quiet), shown
+
+
+class Shown:
+    """The texts of a tab, made once for all pages and only when the facts behind them have changed."""
+
+    def __init__(self, facts: Callable[[], Any], make: Callable[[Any], tuple[str, ...]]) -> None:
+        self._facts, self._make = facts, make
+        self._lock = threading.Lock()
+        self._key = ""
+        self._texts: tuple[str, ...] = ()
+
+    def now(self) -> tuple[str, tuple[str, ...]]:
+        """A key that changes with the texts, and the texts."""
+        with self._lock:
+            facts = self._facts()
+            key = str(hash(str(facts)))
+            if key != self._key:
+                self._texts = self._make(facts)
+                self._key = key
+            return self._key, self._texts
+
+    def keep_fresh(self, tab: gr.Tab, outputs: list[gr.HTML], seconds: float = 2.0) -> None:
+        """Show the texts when the tab is opened, and new ones while it is shown."""
+        seen = gr.State("")  # the key of what a page shows
+        timer = gr.Timer(seconds, active=False)
+
+        @saying_errors
+        def refresh(key: str) -> list[Any]:
+            fresh, texts = self.now()
+            return [fresh, *texts] if fresh != key else [gr.skip()] * (1 + len(texts))
+
+        for event in (timer.tick, tab.select):
+            event(refresh, seen, [seen, *outputs], **QUIET)
+        tick_while_shown(tab, timer)
 
 
 def tick_while_shown(tab: gr.Tab, timer: gr.Timer) -> None:
