@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from app import bench_runs, bench_view
+from app import bench_runs
 from app.bench_runs import BenchRuns, Request
 from edge_hpcr.bench.run import Interrupted, Run, make_config
 from edge_hpcr.common.errors import UserError
@@ -55,7 +55,7 @@ def test_the_end_of_a_run_is_read_as_utc_in_summer_too(monkeypatch, zone):
     try:
         for text, seconds in (("2026-07-01T12:00:00Z", 1782907200), ("2026-01-01T12:00:00Z", 1767268800)):
             result = {"seed": 0, "finished": text, "accuracy_matrix": [], "ema_accuracy_matrix": []}
-            assert bench_view.finished("x", result | {"train_seconds": 1.0}, None).at == seconds
+            assert bench_runs.finished("x", result | {"train_seconds": 1.0}, None).at == seconds
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -170,7 +170,8 @@ def test_missing_data_are_answered_with_the_command_that_fetches_them(runs, tmp_
         one.start(Request("cifar10", kind="samples", size="200"))
     with pytest.raises(UserError, match="--source folder --folder DIR"):
         one.check_data("mini_imagenet")
-    assert one.runs() == [] and one.has_data("digits")
+    assert one.runs() == []
+    one.check_data("digits")
 
 
 def test_the_papers_value_stands_beside_a_run_of_its_setting_before_the_run_has_ended(runs):
@@ -197,7 +198,7 @@ def test_the_papers_value_stands_beside_a_run_of_its_setting_before_the_run_has_
         ({"limit": 0}, "at least 1"),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_in_a_sentence(values, message):
+def test_a_request_that_makes_no_sense_is_refused_in_a_sentence(values, message):
     with pytest.raises(UserError, match=message):
         Request(**values)
 

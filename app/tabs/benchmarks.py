@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 import gradio as gr
 
-from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Request
-from app.bench_view import RunView
+from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Request, RunView
 from app.charts import Series, empty, line_chart
 from app.palette import COLOURS
 from app.studio import Studio
-from app.tabs.parts import saying_errors, tick_while_shown
+from app.tabs.parts import QUIET, saying_errors, tick_while_shown
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.report import NOTHING, Group, group
 from edge_hpcr.common.errors import UserError
@@ -33,6 +33,19 @@ STATES = {
     "stopped": "‖ stopped; it can be continued",
     "failed": "⚠ ended with an error",
     "finished": "✓ finished",
+}
+
+COLUMNS: dict[str, Callable[[Group], str]] = {
+    "Dataset": lambda one: one.dataset,
+    "Method": lambda one: one.title,
+    "Memory": lambda one: one.memory,
+    "n": lambda one: str(len(one.results)),
+    "A_T": lambda one: one.estimate("A_T").text,
+    "A_T averaged": lambda one: one.averaged("A_T").text,
+    "AAA": lambda one: one.estimate("AAA").text,
+    "F_T": lambda one: one.estimate("F_T").text,
+    "Paper's A_T": lambda one: one.paper("A_T").text,
+    "Difference": lambda one: one.estimate("A_T").above(one.paper("A_T")),
 }
 
 
@@ -61,9 +74,11 @@ def _run(view: RunView) -> str:
     ]
     if view.state in ("running", "stopping", "stopped", "failed") and view.steps:
         share = view.step / view.steps
+        left = view.seconds_left if view.state == "running" else None
         parts.append(
             f'<progress max="1" value="{share:.4f}" aria-label="progress of {escape(view.title)}"></progress> '
-            f"{share:.0%}, task {min(view.task + 1, view.tasks)} of {view.tasks}, {_time(view)}"
+            f"{share:.0%}, task {min(view.task + 1, view.tasks)} of {view.tasks}, {minutes(view.seconds)} so far"
+            f"{f', about {minutes(left)} left' if left else ''}"
         )
     elif view.state == "running":
         parts.append("it is starting …")
@@ -75,13 +90,6 @@ def _run(view: RunView) -> str:
     return (
         f'<li data-run="{escape(view.name)}" data-state="{view.state}">{" ".join(filter(None, parts))}</li>'
     )
-
-
-def _time(view: RunView) -> str:
-    left = (
-        f", about {minutes(view.seconds_left)} left" if view.seconds_left and view.state == "running" else ""
-    )
-    return f"{minutes(view.seconds)} so far{left}"
 
 
 def _accuracy(view: RunView) -> str:
@@ -104,7 +112,7 @@ def curves_html(views: list[RunView]) -> str:
     series = []
     several = len({view.group.dataset for view in views}) > 1
     for index, view in enumerate(views):
-        name = view.title if several else f"{view.group.name}, seed {view.seed}"
+        name = view.title if several else view.label
         for kind, values in (("live", view.live), ("EMA", view.averaged)):
             if values:
                 # Live and averaged of a run share its colour, and differ in dash and mark.
@@ -120,44 +128,17 @@ def results_html(views: list[RunView]) -> str:
     groups = group([view.result for view in views if view.result is not None])
     if not groups:
         return ""
-    head = (
-        "Dataset",
-        "Method",
-        "Memory",
-        "n",
-        "A_T",
-        "A_T averaged",
-        "AAA",
-        "F_T",
-        "Paper's A_T",
-        "Difference",
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell(one))}</td>' for cell in COLUMNS.values())}</tr>" for one in groups
     )
-    rows = "".join(_result(one) for one in groups)
-    cells = "".join(f"<th>{name}</th>" for name in head)
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     return (
-        f'<div class="benchmarks-scroll"><table class="benchmarks-table"><thead><tr>{cells}</tr></thead>'
+        f'<div class="benchmarks-scroll"><table class="benchmarks-table"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         '<p class="benchmarks-note">In percent: the mean over n seeds, with the half-width of its 95 % confidence interval '
         f"from two seeds on. The paper's value stands where a run has the paper's very setting; {NOTHING} where it has none "
         "(the digits, a byte budget, a limit).</p>"
     )
-
-
-def _result(one: Group) -> str:
-    ours, papers = one.estimate("A_T"), one.paper("A_T")
-    cells = [
-        one.dataset,
-        one.title,
-        one.memory,
-        str(len(one.results)),
-        ours.text,
-        one.averaged("A_T").text,
-        one.estimate("AAA").text,
-        one.estimate("F_T").text,
-        papers.text,
-        ours.above(papers),
-    ]
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def dataset_note(runs: BenchRuns, dataset: str) -> str:
@@ -181,31 +162,18 @@ class Actions:
     def __init__(self, runs: BenchRuns) -> None:
         self._runs = runs
 
-    def _shown(self, names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
+    @saying_errors
+    def show(self, names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
         views = self._runs.runs()
         wanted = [view for view in views if view.name in (names or [])] or views[:CURVES_SHOWN]
         now = "|".join(view.name for view in views)
         lists: list[Any] = [gr.skip(), gr.skip()]
         if now != was or choose is not None:
             choices = [(view.title, view.name) for view in views]
-            first = choose or next(
-                (view.name for view in views if view.can_stop), views[0].name if views else None
-            )
+            first = choose or next((v.name for v in sorted(views, key=lambda v: not v.can_stop)), None)
             kept = [name for name in names or [] if any(view.name == name for view in views)]
             lists = [gr.update(choices=choices, value=first), gr.update(choices=choices, value=kept)]
         return [runs_html(views), curves_html(wanted), results_html(views), *lists, now]
-
-    @saying_errors
-    def show(self, names: list[str] | None, was: str) -> list[Any]:
-        return self._shown(names, was)
-
-    @saying_errors
-    def open(self, names: list[str] | None) -> list[Any]:
-        return self._shown(names, "")
-
-    @saying_errors
-    def note(self, dataset: str) -> str:
-        return dataset_note(self._runs, dataset)
 
     @saying_errors
     def start(
@@ -214,28 +182,26 @@ class Actions:
         method: str,
         kind: str,
         size: str,
-        seeds: float | None,
+        seeds: float,
         limit: str,
         names: list[str] | None,
     ) -> list[Any]:
         images = _whole("limit", limit) if limit.strip() else None
-        started = self._runs.start(
-            Request(dataset, method, kind, size.strip(), _whole("seeds", seeds), images)
-        )
-        gr.Info(
-            f"{started[0]} is on its way." if len(started) == 1 else f"{len(started)} runs are on their way."
-        )
-        return self._shown(names, "", started[0])
+        request = Request(dataset, method, kind, size.strip(), _whole("seeds", seeds), images)
+        started = self._runs.start(request)
+        many = f"{len(started)} runs are on their way."
+        gr.Info(f"{started[0]} is on its way." if len(started) == 1 else many)
+        return self.show(names, "", started[0])
 
     @saying_errors
     def cancel(self, name: str | None, names: list[str] | None) -> list[Any]:
         self._runs.cancel(_chosen(name))
-        return self._shown(names, "", name)
+        return self.show(names, "", name)
 
     @saying_errors
     def resume(self, name: str | None, names: list[str] | None) -> list[Any]:
         self._runs.resume(_chosen(name))
-        return self._shown(names, "", name)
+        return self.show(names, "", name)
 
     @saying_errors
     def ask(self, name: str | None) -> list[Any]:
@@ -247,12 +213,11 @@ class Actions:
     @saying_errors
     def remove(self, name: str | None, names: list[str] | None) -> list[Any]:
         self._runs.remove(_chosen(name))
-        return [gr.update(visible=False), *self._shown(names, "")]
+        return [gr.update(visible=False), *self.show(names, "")]
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
     actions = Actions(studio.runs)
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     plain: dict[str, Any] = {"padding": False, "apply_default_css": False}
     gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', **plain)
     with gr.Row():
@@ -284,17 +249,16 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     outputs = [listing, curves, results, chosen, plotted, seen]
 
     tick_while_shown(tab, timer)
-    timer.tick(actions.show, [plotted, seen], outputs, **quiet)
-    tab.select(actions.open, plotted, outputs, **quiet)
-    plotted.change(actions.show, [plotted, seen], outputs, **quiet)
+    for event in (timer.tick, tab.select, plotted.change):
+        event(actions.show, [plotted, seen], outputs, **QUIET)
     dataset, *_ = form
-    dataset.change(actions.note, dataset, note, **quiet)
-    start_button.click(actions.start, [*form, plotted], outputs, **quiet)
-    cancel_button.click(actions.cancel, [chosen, plotted], outputs, **quiet)
-    continue_button.click(actions.resume, [chosen, plotted], outputs, **quiet)
-    remove_button.click(actions.ask, chosen, [really, question], **quiet)
-    yes_button.click(actions.remove, [chosen, plotted], [really, *outputs], **quiet)
-    no_button.click(lambda: gr.update(visible=False), None, really, **quiet)
+    dataset.change(saying_errors(lambda name: dataset_note(studio.runs, name)), dataset, note, **QUIET)
+    start_button.click(actions.start, [*form, plotted], outputs, **QUIET)
+    cancel_button.click(actions.cancel, [chosen, plotted], outputs, **QUIET)
+    continue_button.click(actions.resume, [chosen, plotted], outputs, **QUIET)
+    remove_button.click(actions.ask, chosen, [really, question], **QUIET)
+    yes_button.click(actions.remove, [chosen, plotted], [really, *outputs], **QUIET)
+    no_button.click(lambda: gr.update(visible=False), None, really, **QUIET)
 
 
 def _form() -> list[Any]:

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from edge_hpcr.bench.datasets import registry, sources, store
-from edge_hpcr.bench.datasets.digits import load_digits
 from edge_hpcr.bench.datasets.registry import DATASETS, Dataset, DatasetInfo
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.digits import read_digits
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "default_root", "get", "load"]
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "default_root", "get", "is_here", "load"]
 
 
 def default_root() -> Path:
@@ -22,14 +22,19 @@ def default_root() -> Path:
     return Path(os.environ.get("EDGE_HPCR_DATA") or "datasets")
 
 
+def is_here(name: str, root: Path | None = None) -> bool:
+    """Whether a dataset is built in, or stored below the root."""
+    return not registry.info(name).sources or ((root or default_root()) / name / store.META).is_file()
+
+
 def load(name: str, root: Path | None = None) -> Dataset:
     """A dataset that is on this machine, checked against the hashes stored with it."""
     info = registry.info(name)
     if name == "digits":
-        return load_digits()
-    if root is None:
-        return store.read(default_root(), name, info)
-    return store.read(root, name, info, options=f" --root {root}")
+        images, labels, training = read_digits()
+        train, test = (images[training], labels[training]), (images[~training], labels[~training])
+        return Dataset(*train, *test, tuple(map(str, range(info.classes))), name)
+    return store.read(root or default_root(), name, info, options="" if root is None else f" --root {root}")
 
 
 def get(name: str, root: Path | None = None, source: str = "auto", folder: Path | None = None) -> Path:
