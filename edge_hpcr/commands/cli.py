@@ -5,6 +5,7 @@
 """
 
 import importlib
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[st
     name = program.removeprefix("python -m ").replace("-", "_")
     command = get_command(commands) if isinstance(commands, typer.Typer) else commands
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names hold characters that not every terminal has
     try:
         with command.make_context(program, list(arguments), max_content_width=HELP_WIDTH) as context:
             return command.invoke(context) or 0

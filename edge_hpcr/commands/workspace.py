@@ -93,12 +93,6 @@ def _open(path: Path) -> Workspace:
     return Workspace.open(path, create=False, learning=False)
 
 
-def _say(text: str) -> None:
-    """Names hold any characters, and not every terminal can show them."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
 # Status and verify ------------------------------------------------------------------------------------------------
 
 
@@ -106,23 +100,22 @@ def _say(text: str) -> None:
 def status(workspace: W, as_json: AsJson = False) -> None:
     """Say what a workspace does, holds and knows."""
     found = gather(workspace)
-    _say(json.dumps(found, indent=1) if as_json else describe(found))
+    print(json.dumps(found, indent=1) if as_json else describe(found))
 
 
 @commands.command(epilog=examples(VERIFY_EXAMPLES))
 def verify(workspace: W, as_json: AsJson = False) -> int:
     """Check that a workspace is whole."""
     problems = verify_workspace(workspace)
-    wrong = [problem for problem in problems if problem.serious]
+    whole = not any(problem.serious for problem in problems)
     if as_json:
-        _say(json.dumps({"whole": not wrong, "problems": [asdict(p) for p in problems]}, indent=1))
-        return 1 if wrong else 0
-    for problem in problems:
-        _say(str(problem))
-    if wrong:
+        print(json.dumps({"whole": whole, "problems": [asdict(p) for p in problems]}, indent=1))
+        return 0 if whole else 1
+    print(*problems, sep="\n", end="\n" if problems else "")
+    if not whole:
         return 1
     facts = workspace_facts(workspace)
-    _say(
+    print(
         f"{workspace} is whole: {facts.counts.labels:,} labels in {_count(facts.classes, 'class')}, "
         f"{facts.counts.images:,} images ({format_bytes(facts.counts.image_bytes)}), {facts.events:,} events, "
         f"{_count(facts.checkpoints, 'checkpoint')}"
@@ -150,7 +143,7 @@ def label(
             journal.create_class(class_name)
         chosen = _find_class(journal, class_name, "--create makes a new one")
         event = journal.label(ids, chosen.id)
-        _say(_labelled(event, chosen, {row.id: row.name for row in journal.classes()}))
+        print(_labelled(event, chosen, {row.id: row.name for row in journal.classes()}))
 
 
 def _labelled(event: Event, chosen: ClassRow, names: dict[int, str]) -> str:
@@ -183,23 +176,21 @@ def _find_class(journal: Journal, text: str, otherwise: str) -> ClassRow:
     rows = journal.classes()
     class_id = _as_id(text)
     if class_id is not None:
-        found = [row for row in rows if row.id == class_id]
-        if not found:
-            raise UserError(f"no class has the id {class_id}: `classes W list` shows those there are")
-        return found[0]
+        for row in rows:
+            if row.id == class_id:
+                return row
+        raise UserError(f"no class has the id {class_id}: `classes W list` shows those there are")
     by_key = {folded(row.name): row for row in rows}
     key = folded(clean_name(text))
     if key in by_key:
         return by_key[key]
     close = [by_key[match].name for match in difflib.get_close_matches(key, by_key, n=5, cutoff=0.5)]
+    hint = "there are no classes yet"
     if close:
         hint = f"close names are {', '.join(close)}"
     elif rows:
-        hint = (
-            f"there are {', '.join([row.name for row in rows[:10]])}{' and others' if len(rows) > 10 else ''}"
-        )
-    else:
-        hint = "there are no classes yet"
+        names = ", ".join(row.name for row in rows[:10])
+        hint = f"there are {names}{' and others' if len(rows) > 10 else ''}"
     raise UserError(f"unknown class {text!r}: {hint}; {otherwise}")
 
 
@@ -228,13 +219,13 @@ def list_classes(context: Context, as_json: AsJson = False) -> None:
     with _open(context.obj) as workspace:
         rows = workspace.journal.classes()
     if as_json:
-        _say(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows], indent=1))
     elif not rows:
-        _say("no classes yet: `classes W add NAME`, or `label W SAMPLE NAME --create`")
+        print("no classes yet: `classes W add NAME`, or `label W SAMPLE NAME --create`")
     else:
         cells = [[row.id, row.name, row.colour, row.labels, row.held_out] for row in rows]
         sides = ("right", "left", "left", "right", "right")
-        _say(table(["id", "name", "colour", "labels", "held out"], cells, sides))
+        print(table(["id", "name", "colour", "labels", "held out"], cells, sides))
 
 
 @classes_commands.command("add")
@@ -246,7 +237,7 @@ def add_class(
     """a new class"""
     with _open(context.obj) as workspace:
         class_id = workspace.journal.create_class(name, colour)
-    _say(f"made class {class_id}: {clean_name(name)}")
+    print(f"made class {class_id}: {clean_name(name)}")
 
 
 @classes_commands.command()
@@ -259,7 +250,7 @@ def rename(
     with _open(context.obj) as workspace:
         row = _pick(workspace, class_name)
         workspace.journal.rename_class(row.id, name)
-    _say(f"class {row.id}: {row.name} is now {clean_name(name)}")
+    print(f"class {row.id}: {row.name} is now {clean_name(name)}")
 
 
 @classes_commands.command()
@@ -272,7 +263,7 @@ def recolour(
     with _open(context.obj) as workspace:
         row = _pick(workspace, class_name)
         workspace.journal.recolour_class(row.id, colour)
-    _say(f"class {row.id}: {row.name} is now {colour}")
+    print(f"class {row.id}: {row.name} is now {colour}")
 
 
 @classes_commands.command()
@@ -285,7 +276,7 @@ def merge(
     with _open(context.obj) as workspace:
         ends, stays = _pick(workspace, source), _pick(workspace, into)
         moved = workspace.journal.merge_classes(ends.id, stays.id)
-    _say(f"merged {ends.name} into {stays.name}: {_count(moved, 'label')} moved; `undo` takes it back")
+    print(f"merged {ends.name} into {stays.name}: {_count(moved, 'label')} moved; `undo` takes it back")
 
 
 @classes_commands.command()
@@ -297,18 +288,17 @@ def delete(
     """end a class, with its labels"""
     with _open(context.obj) as workspace:
         row = _pick(workspace, class_name)
-        loss = (
-            f"{row.name} (class {row.id}) with {_count(row.labels, 'label')}, {row.held_out} of them held out"
-        )
+        labels = f"{_count(row.labels, 'label')}, {row.held_out} of them held out"
+        loss = f"{row.name} (class {row.id}) with {labels}"
         if not yes:
             if not sys.stdin.isatty():
                 raise UserError(f"this would delete {loss}: say --yes if you mean it")
-            _say(f"This deletes {loss}. `undo` brings back what still has its image.")
+            print(f"This deletes {loss}. `undo` brings back what still has its image.")
             if not _agreed("Delete it? [y/N] "):
-                _say("nothing was deleted")
+                print("nothing was deleted")
                 return 1
         workspace.journal.delete_class(row.id)
-    _say(f"deleted {loss}; `undo` takes it back")
+    print(f"deleted {loss}; `undo` takes it back")
     return 0
 
 
@@ -339,8 +329,7 @@ def list_samples(
         str | None, Option("--class", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")
     ] = None,
     limit: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="at most so many", show_default=f"{SHOWN}; all with --json"),
+        int | None, Option(min=1, metavar="N", help="at most", show_default=f"{SHOWN}; all with --json")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -349,41 +338,34 @@ def list_samples(
     most = limit or (None if as_json else SHOWN)
     with _open(context.obj) as workspace:
         names = {row.id: row.name for row in workspace.journal.classes()}
+        class_id = _pick(workspace, class_name).id if class_name is not None else None
+        chosen = _all_samples(workspace.journal, class_id)
         if queue:
             chosen = _queued_samples(workspace.journal)
         elif suspicious:
             chosen = _suspicious_samples(workspace)
-        else:
-            class_id = _pick(workspace, class_name).id if class_name is not None else None
-            chosen = _all_samples(workspace.journal, class_id)
         rows = list(itertools.islice(chosen, most))
         more = next(chosen, None) is not None
     if as_json:
-        _say(json.dumps([asdict(row) | {"class": names.get(row.class_id or 0)} for row in rows], indent=1))
+        print(json.dumps([asdict(row) | {"class": names.get(row.class_id or 0)} for row in rows], indent=1))
         return
     if not rows:
-        _say("no such samples")
+        print("no such samples")
         return
-    cells = [
-        [
-            row.id,
-            "held out" if row.held_out else row.state,
-            names.get(row.class_id or 0, ""),
-            f"{row.width} x {row.height}" if row.has_image else "dropped",
-            row.origin,
-        ]
-        for row in rows
-    ]
-    _say(table(["sample", "state", "class", "image", "origin"], cells, ("right", *["left"] * 4)))
+    cells = []
+    for row in rows:
+        image = f"{row.width} x {row.height}" if row.has_image else "dropped"
+        state = "held out" if row.held_out else row.state
+        cells.append([row.id, state, names.get(row.class_id or 0), image, row.origin])
+    print(table(["sample", "state", "class", "image", "origin"], cells, ("right", *["left"] * 4)))
     if more:
-        _say("and more: --limit N shows N of them, --json all")
+        print("and more: --limit N shows N of them, --json all")
 
 
 def _queued_samples(journal: Journal) -> Iterator[SampleRow]:
-    waiting = {row.id: row for row in journal.queued(limit=journal.counts().queued)}
-    rows = list(waiting.values())
-    ranked = rank([row.id for row in rows], [row.priority for row in rows], [row.hash64 for row in rows])
-    yield from (waiting[sample_id] for sample_id in ranked)
+    rows = {row.id: row for row in journal.queued(limit=journal.counts().queued)}
+    ranked = rank(list(rows), [row.priority for row in rows.values()], [row.hash64 for row in rows.values()])
+    yield from (rows[sample_id] for sample_id in ranked)
 
 
 def _suspicious_samples(workspace: Workspace) -> Iterator[SampleRow]:
@@ -419,10 +401,10 @@ def import_labelled(
             print("\nstopped; what was imported is kept, the same command goes on", file=sys.stderr)
             return 1
         quarantine = workspace.layout.quarantine
-    _say(f"imported {_count(result.samples, 'sample')}, made {_count(result.classes, 'class')}")
+    print(f"imported {_count(result.samples, 'sample')}, made {_count(result.classes, 'class')}")
     if result.known:
         deleted = f" ({result.deleted:,} deleted here earlier)" if result.deleted else ""
-        _say(f"left as it is what was here already: {_count(result.known, 'file')}{deleted}")
+        print(f"left as it is what was here already: {_count(result.known, 'file')}{deleted}")
     for reason in result.reasons:
         print(f"edge_hpcr: {reason}", file=sys.stderr)
     if result.bad:
@@ -441,9 +423,8 @@ def export_labelled(
     with _open(context.obj) as workspace:
         result = export_samples(workspace, path, _progress("exported"))
     missing = f"; {result.missing:,} more have no image any more" if result.missing else ""
-    _say(
-        f"exported {_count(result.samples, 'sample')} of {_count(result.classes, 'class')} to {path}{missing}"
-    )
+    what = f"{_count(result.samples, 'sample')} of {_count(result.classes, 'class')}"
+    print(f"exported {what} to {path}{missing}")
 
 
 def _progress(done_word: str) -> Callable[[int, int], None] | None:
@@ -463,16 +444,16 @@ def _progress(done_word: str) -> Callable[[int, int], None] | None:
 @commands.command(epilog=examples(UNDO_EXAMPLES))
 def undo(workspace: W) -> None:
     """Take back the last action in a workspace."""
-    _go_back_or_forth(workspace, "undone", Journal.undo)
+    _move(workspace, "undone", Journal.undo)
 
 
 @commands.command(epilog=examples(UNDO_EXAMPLES))
 def redo(workspace: W) -> None:
     """Do again what was undone last."""
-    _go_back_or_forth(workspace, "done again", Journal.redo)
+    _move(workspace, "done again", Journal.redo)
 
 
-def _go_back_or_forth(path: Path, done: str, move: Callable[[Journal], Event]) -> None:
+def _move(path: Path, done: str, move: Callable[[Journal], Event]) -> None:
     with _open(path) as workspace:
         journal = workspace.journal
         before = {row.id: row for row in journal.classes()}
@@ -482,7 +463,7 @@ def _go_back_or_forth(path: Path, done: str, move: Callable[[Journal], Event]) -
     text = f"{done}: {_action(action, event, before, after)}"
     if event.lost:
         text += f"; {_count(event.lost, 'sample')} could not come back, as the image is gone"
-    _say(text)
+    print(text)
 
 
 def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dict[int, ClassRow]) -> str:
@@ -491,7 +472,7 @@ def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dic
     touched = [move.now if move.now is not None else move.was for move in action.moves]
     names = ", ".join(sorted({rows[i].name for i in touched if i in rows})) or "a class"
     old_facts, new_facts = (
-        {(i, row.name, row.colour) for i, row in state.items()} for state in (before, after)
+        {(i, row.name, row.colour) for i, row in rows.items()} for rows in (before, after)
     )
     changed = [i for i, *_ in old_facts ^ new_facts]
     name = rows[changed[0]].name if changed else "a class"
