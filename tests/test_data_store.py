@@ -18,10 +18,10 @@ SMALL = DatasetInfo(
 )
 
 
-def _arrays(grey: bool = False, seed: int = 0) -> store.Arrays:
+def _arrays(grey: bool = False, seed: int = 0) -> data.Dataset:
     rng = np.random.default_rng(seed)
     shape = (8, 8) if grey else (8, 8, 3)
-    return store.Arrays(
+    return data.Dataset(
         rng.integers(0, 256, (12, *shape), dtype=np.uint8),
         np.arange(12, dtype=np.int64) % 3,
         rng.integers(0, 256, (6, *shape), dtype=np.uint8),

@@ -7,10 +7,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from edge_hpcr.bench import datasets as data
-from edge_hpcr.bench.datasets import store
 from edge_hpcr.bench.datasets.sources import SOURCES
 from edge_hpcr.commands.cli import new_commands, table
-from edge_hpcr.common.errors import one_of
 
 Root = Annotated[
     Path | None,
@@ -29,8 +27,7 @@ def get(
     root: Root = None,
 ) -> int:
     """Fetch a dataset, check it, and store it below the root."""
-    one_of("source", source, SOURCES)
-    if name in data.DATASETS and not data.DATASETS[name].sources:
+    if not data.registry.info(name).sources:
         print(f"{name} is built in: there is nothing to fetch")
         return 0
     try:
@@ -44,13 +41,10 @@ def get(
 @commands.command("list")
 def list_datasets(root: Root = None) -> None:
     """List the datasets and whether they are there."""
-    root = root or data.default_root()
     rows = []
     for name, info in data.DATASETS.items():
-        if not info.sources:
-            state = "built in"
-        else:
-            state = "there" if (root / name / store.META).is_file() else "not fetched"
+        there = "there" if data.is_here(name, root) else "not fetched"
+        state = there if info.sources else "built in"
         rows.append([name, info.classes, info.tasks, info.side, state, info.description])
     head = ["name", "classes", "tasks", "side", "state", "description"]
     print(table(head, rows, ("left", "right", "right", "right", "left", "left")))

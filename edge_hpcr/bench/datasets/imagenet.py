@@ -10,9 +10,9 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from edge_hpcr.bench.datasets.registry import DatasetInfo
+from edge_hpcr.bench.datasets.registry import Dataset, DatasetInfo
 from edge_hpcr.bench.datasets.safe_pickle import read_pickle
-from edge_hpcr.bench.datasets.store import Arrays
+from edge_hpcr.bench.datasets.store import within
 from edge_hpcr.common.errors import UserError
 
 SPLITS = ("train", "val", "test")
@@ -21,7 +21,7 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 Files = dict[str, list[Path]]  # of each class, in the order of their names
 
 
-def read_mini(folder: Path, info: DatasetInfo) -> Arrays:
+def read_mini(folder: Path, info: DatasetInfo) -> Dataset:
     """MiniImageNet as pickles, or as an image folder in one of two layouts.
 
     In few-shot learning, train, val and test have classes of their own. All are put together (by name within each),
@@ -55,7 +55,7 @@ def read_mini(folder: Path, info: DatasetInfo) -> Arrays:
     )
 
 
-def read_tiny(folder: Path, info: DatasetInfo) -> Arrays:
+def read_tiny(folder: Path, info: DatasetInfo) -> Dataset:
     """TinyImageNet's official folder; its validation images, which have labels, are the test set."""
     annotations = folder / "val" / "val_annotations.txt"
     if not (folder / "train").is_dir() or not annotations.is_file():
@@ -75,7 +75,7 @@ def read_tiny(folder: Path, info: DatasetInfo) -> Arrays:
     return _read_files(folder, train, test, info, _spoken_names(folder / "words.txt", list(train)))
 
 
-def _mini_pickles(folder: Path, info: DatasetInfo) -> Arrays:
+def _mini_pickles(folder: Path, info: DatasetInfo) -> Dataset:
     classes: dict[str, np.ndarray] = {}
     for name in PICKLES:
         path = folder / name
@@ -92,9 +92,9 @@ def _mini_pickles(folder: Path, info: DatasetInfo) -> Arrays:
         for wnid in sorted(members, key=str):
             try:
                 indices = np.asarray(members[wnid])
-            except ValueError as error:  # a list of lists of unequal lengths
-                raise UserError(f"{path}: class {wnid!r} does not list images of this file") from error
-            if indices.ndim != 1 or indices.dtype.kind not in "iu" or not _all_below(indices, len(images)):
+            except ValueError:  # a list of lists of unequal lengths
+                indices = np.empty(0)
+            if indices.ndim != 1 or indices.dtype.kind not in "iu" or not within(indices, len(images)):
                 raise UserError(f"{path}: class {wnid!r} does not list images of this file")
             own[str(wnid)] = np.asarray(images)[indices]
         _check_counts(path, own, info.train_per_class + info.test_per_class)
@@ -106,10 +106,6 @@ def _mini_pickles(folder: Path, info: DatasetInfo) -> Arrays:
         np.concatenate([images[cut:] for images in classes.values()]),
         tuple(classes),
     )
-
-
-def _all_below(indices: np.ndarray, end: int) -> bool:
-    return indices.size > 0 and int(indices.min()) >= 0 and int(indices.max()) < end
 
 
 def _add_classes(all_classes: dict[str, Any], more: Mapping[str, Any], path: Path) -> None:
@@ -143,7 +139,7 @@ def _class_files(folder: Path, below: str = "") -> Files:
 
 def _read_files(
     folder: Path, train: Files, test: Files, info: DatasetInfo, names: tuple[str, ...] = ()
-) -> Arrays:
+) -> Dataset:
     _check_classes(folder, train, info)
     paths = [path for files in (train, test) for own in files.values() for path in own]
     images = np.empty((len(paths), info.side, info.side, 3), np.uint8)
@@ -175,16 +171,10 @@ def _image(path: Path, side: int) -> np.ndarray:
     return image
 
 
-def _arrays(train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> Arrays:
+def _arrays(train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> Dataset:
     """Images class after class, as many of each, with the labels 0, 1, ..."""
-    labels = np.arange(len(names), dtype=np.int64)
-    return Arrays(
-        train,
-        np.repeat(labels, len(train) // len(names)),
-        test,
-        np.repeat(labels, len(test) // len(names)),
-        names,
-    )
+    labels = [np.repeat(np.arange(len(names)), len(images) // len(names)) for images in (train, test)]
+    return Dataset(train, labels[0], test, labels[1], names)
 
 
 def _spoken_names(words: Path, ids: list[str]) -> tuple[str, ...]:

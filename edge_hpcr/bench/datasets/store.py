@@ -9,7 +9,6 @@ arrays not yet renamed) lives in ROOT/.partial/NAME, which may be deleted at any
 
 import json
 import shutil
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,18 +35,7 @@ def partial_folder(root: Path, name: str) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """A dataset as a source delivers it: images uint8 [N, H, W] or [N, H, W, 3], labels int64 [N]."""
-
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
-    class_names: tuple[str, ...]
-
-
-def write(root: Path, name: str, arrays: Arrays, source: str) -> Path:
+def write(root: Path, name: str, arrays: Dataset, source: str) -> Path:
     """Put a dataset into the root. Another one of the same name is replaced only by a complete new one."""
     target = root / name
     partial = partial_folder(root, name)
@@ -97,22 +85,19 @@ def read(root: Path, name: str, info: DatasetInfo, options: str = "") -> Dataset
                 f"{folder / f'{split}_images.npy'}: damaged: {images.dtype} {images.shape} instead of "
                 f"uint8 images of {side}x{side}; {again}"
             )
-        if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not _within(labels, info.classes):
+        if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not within(labels, info.classes):
             raise UserError(
                 f"{folder / f'{split}_labels.npy'}: damaged: not {len(images)} labels of 0 to "
                 f"{info.classes - 1}; {again}"
             )
-        loaded[f"{split}_images"] = to_rgb(images)
+        if images.ndim == 3:  # grey: three equal channels
+            loaded[f"{split}_images"] = np.repeat(images[..., None], 3, axis=-1)
     return Dataset(name=name, class_names=tuple(meta["class_names"]), **loaded)
 
 
-def to_rgb(images: np.ndarray) -> np.ndarray:
-    """Grey images [N, H, W] with three equal channels; colour images as they are."""
-    return images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=-1)
-
-
-def _within(labels: np.ndarray, classes: int) -> bool:
-    return len(labels) > 0 and int(labels.min()) >= 0 and int(labels.max()) < classes
+def within(numbers: np.ndarray, end: int) -> bool:
+    """Whether there are numbers, all from 0 to below the end."""
+    return numbers.size > 0 and int(numbers.min()) >= 0 and int(numbers.max()) < end
 
 
 def _write_array(path: Path, array: np.ndarray) -> dict[str, Any]:
