@@ -458,10 +458,10 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
 def drawn(folder: Path, *results: dict[str, Any]) -> dict[str, np.ndarray]:
     """Each plot's pixels; a file that is no whole image fails here."""
     images = {}
-    for plot in plots.draw(report.group(results), folder):
-        image = cv2.imread(str(plot.path))
+    for _, _, path in plots.draw(report.group(results), folder):
+        image = cv2.imread(str(path))
         assert image is not None
-        images[plot.path.name] = image
+        images[path.name] = image
     return images
 
 

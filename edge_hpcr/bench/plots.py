@@ -6,7 +6,6 @@ Figures are made without pyplot, so that no window system is asked and no state 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -28,35 +27,26 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GROUPS_PER_FIGURE = len(COLOURS)
 DPI = 120
-SMALLEST_BAND = (
-    3  # seeds; the interval of two is mostly wider than the whole scale, so they are drawn themselves
-)
+SMALLEST_BAND = 3  # seeds: the interval of two is mostly wider than the scale, so they are drawn themselves
 _CLASS_NAMES = {"cifar10": formats.CIFAR10_NAMES, "fashion_mnist": formats.FASHION_MNIST_NAMES}
 _FROM_PALE = LinearSegmentedColormap.from_list("from_pale", ["#EAF2F8", COLOURS[0]])
 
 
-@dataclass(frozen=True)
-class Plot:
-    dataset: str
-    text: str  # what it shows
-    path: Path
-
-
-def draw(groups: Sequence[Group], folder: Path) -> list[Plot]:
-    """Write all plots of these groups into an existing folder."""
+def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
+    """Write all plots of these groups into an existing folder: the dataset, what is shown, and the file of each."""
     plots = []
     for dataset, name, members in figures(groups):
         several = [one for one in members if _tasks(one) > 1]
-        drawn = [
-            ("classes", "accuracy of each class after the last task", class_accuracies(dataset, members))
-        ]
+        drawn = []
         if several:
-            drawn.insert(0, ("accuracy", "accuracy over the tasks", accuracy_over_tasks(dataset, members)))
-            drawn.insert(1, ("matrix", "accuracy matrices", accuracy_matrices(dataset, several)))
+            drawn.append(("accuracy", "accuracy over the tasks", accuracy_over_tasks(dataset, members)))
+            drawn.append(("matrix", "accuracy matrices", accuracy_matrices(dataset, several)))
+        by_class = class_accuracies(dataset, members)
+        drawn.append(("classes", "accuracy of each class after the last task", by_class))
         for kind, text, figure in drawn:
             path = folder / f"{name}-{kind}.png"
             figure.savefig(path, dpi=DPI, metadata={"Software": None})
-            plots.append(Plot(dataset, f"{name}: {text}", path))
+            plots.append((dataset, f"{name}: {text}", path))
     return plots
 
 
@@ -92,30 +82,26 @@ def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
     title = f"{dataset}: mean accuracy on the tasks seen so far"
     figure = _figure(8.5, 4.6 + 0.2 * legend_rows, title)
     axes = figure.subplots()
-    entries = []
     for one, colour, marker in zip(groups, COLOURS, MARKERS, strict=False):
         curves = _curves(one, "accuracy_matrix")
         if _tasks(one) == 1:
-            axes.axhline(curves.mean(), color=colour, linestyle=":", linewidth=2)
-            entries.append(Line2D([], [], color=colour, linestyle=":", linewidth=2, label=_title(one)))
+            axes.axhline(curves.mean(), color=colour, linestyle=":", linewidth=2, label=_title(one))
             continue
         steps = np.arange(1, _tasks(one) + 1)
-        (line,) = axes.plot(steps, curves.mean(0), color=colour, marker=marker, markersize=5, linewidth=2)
-        line.set_label(_title(one))
-        entries.append(line)
+        style: Any = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 2}
+        axes.plot(steps, curves.mean(0), label=_title(one), **style)
         _spread(axes, steps, curves, colour)
         if all(run["ema_accuracy_matrix"] for run in one.results):
             averaged = _curves(one, "ema_accuracy_matrix").mean(0)
             axes.plot(steps, averaged, color=colour, linestyle="--", linewidth=1.3)
     drawn = np.concatenate([line.get_ydata() for line in axes.lines])
     # An interval may reach beyond all accuracies: the lines set the scale.
-    axes.set_ylim(0, min(102, 10 * np.ceil(np.max(drawn) / 10) + 2))
-    axes.set_xlabel("tasks learned")
-    axes.set_ylabel("accuracy (%)")
+    highest = min(102, 10 * np.ceil(np.max(drawn) / 10) + 2)
+    axes.set(ylim=(0, highest), xlabel="tasks learned", ylabel="accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#DDDDDD", linewidth=0.7)
-    _remove_frame(axes)
-    handles = [*entries, *_key(groups)]
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [*axes.get_legend_handles_labels()[0], *_key(groups)]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure
 
@@ -159,7 +145,7 @@ def accuracy_matrices(dataset: str, groups: Sequence[Group]) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False)
     image = None
     for axes, one in zip(panels.flat, groups, strict=False):
-        image = _matrix(axes, _mean_matrix(one), _FROM_PALE)
+        image = _matrix(axes, _mean_matrix(one))
         axes.set_title(fill(_title(one), int(13 * side)), fontsize=9)  # 13 letters per inch
     for axes in panels.flat[len(groups) :]:
         axes.set_axis_off()
@@ -178,20 +164,18 @@ def _mean_matrix(group: Group) -> np.ndarray:
     return 100 * total.mean(0)
 
 
-def _matrix(axes: Axes, matrix: np.ndarray, colours: Colormap) -> Any:
+def _matrix(axes: Axes, matrix: np.ndarray) -> Any:
     tasks = len(matrix)
-    image = axes.imshow(matrix, cmap=colours, vmin=0, vmax=100)
+    image = axes.imshow(matrix, cmap=_FROM_PALE, vmin=0, vmax=100)
     for i in range(tasks):
         for j in range(i + 1):
             ink = "white" if matrix[i, j] > 85 else "black"
             axes.text(j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=9, color=ink)
-    ticks = range(tasks)
-    axes.set_xticks(ticks, [str(i + 1) for i in ticks], fontsize=8)
-    axes.set_yticks(ticks, [str(i + 1) for i in ticks], fontsize=8)
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(range(tasks), [str(i + 1) for i in range(tasks)], fontsize=8)
+        set_ticks(np.arange(0.5, tasks - 1), minor=True)
     axes.set_xlabel("tested on task", fontsize=9)
     axes.set_ylabel("after task", fontsize=9)
-    axes.set_xticks(np.arange(0.5, tasks - 1), minor=True)
-    axes.set_yticks(np.arange(0.5, tasks - 1), minor=True)
     axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
@@ -212,21 +196,13 @@ def class_accuracies(dataset: str, groups: Sequence[Group]) -> Figure:
         shares = 100 * np.array([[run["class_accuracy"][-1][str(c)] for c in ids] for run in one.results])
         axes.bar(range(len(ids)), shares.mean(0), width=0.75, color=colour)
         if len(shares) > 1:
-            axes.plot(
-                shares.T,
-                linestyle="none",
-                marker="o",
-                markersize=4,
-                color="#222222",
-                mec="white",
-                clip_on=False,
-            )
+            axes.plot(shares.T, "o", markersize=4, color="#222222", mec="white", clip_on=False)
         axes.set_ylim(0, 100)
         axes.set_title(_title(one), fontsize=9, loc="left")
         axes.set_ylabel("accuracy (%)", fontsize=8)
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.7)
         axes.set_axisbelow(True)
-        _remove_frame(axes)
+        axes.spines[["top", "right"]].set_visible(False)
     every = max(1, len(ids) // 50)
     shown = range(0, len(ids), every)
     labels = [names[ids[i]] if names else str(ids[i]) for i in shown]
@@ -234,7 +210,3 @@ def class_accuracies(dataset: str, groups: Sequence[Group]) -> Figure:
     panels[-1].set_xlabel("class" if names else "class id")
     panels[-1].set_xlim(-0.7, len(ids) - 0.3)
     return figure
-
-
-def _remove_frame(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)

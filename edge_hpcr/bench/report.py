@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,6 @@ def paper_value(
     method: str, dataset: str, buffer: int | None, metric: str, setting: str = "paper"
 ) -> Estimate:
     return _paper_results().get((setting, method, dataset, buffer, metric), Estimate())
-
-
-def _in_paper(dataset: str) -> bool:
-    return any(key[2] == dataset for key in _paper_results())
 
 
 def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -178,16 +175,10 @@ class Group:
     @property
     def order(self) -> tuple[Any, ...]:
         config = self.results[0]["config"]["learner"]["memory"]
-        size = (
-            not self.uses_memory,
-            config["bytes"] or 0,
-            config["samples"] or 0,
-            config["codec"],
-            config["quality"],
-        )
+        size = (not self.uses_memory, *(config[key] or 0 for key in ("bytes", "samples")))
         variant = any(key not in _CONDITIONS for key in self.deviations)
         place = (list(DATASETS).index(self.dataset), self.conditions, variant, *size)
-        return (*place, methods.names().index(self.method), self.title)
+        return (*place, config["codec"], config["quality"], methods.names().index(self.method), self.title)
 
     def paper(self, metric: str) -> Estimate:
         """The paper's value, if the setting is the paper's in everything that decides it."""
@@ -214,13 +205,8 @@ class Group:
 
     def mean(self, *path: str) -> float:
         """Over the seeds, of a number in the result."""
-        values = []
-        for result in self.results:
-            value: Any = result
-            for key in path:
-                value = value[key]
-            values.append(value)
-        return sum(values) / len(values)
+        values: Iterable[Any] = (reduce(getitem, path, result) for result in self.results)
+        return sum(values) / len(self.results)
 
 
 def group(results: Sequence[dict[str, Any]]) -> list[Group]:
@@ -249,14 +235,15 @@ def section(groups: Sequence[Group]) -> str:
     """One dataset: accuracy, accuracy of the averaged weights, cost."""
     dataset = groups[0].dataset
     info = DATASETS[dataset]
+    beside_paper = any(key[2] == dataset for key in _paper_results())
     parts = [
         f"## {dataset}: {info.tasks} tasks of {info.classes // info.tasks} classes",
-        _accuracy_table(groups, _in_paper(dataset)),
+        _table_of([_accuracy_row(one, beside_paper) for one in groups]),
     ]
     if any(one.averaged("A_T").mean is not None for one in groups):
         parts += ["With averaged weights (EMA):", _averaged_table(groups)]
     machines = list(dict.fromkeys(machine(result) for one in groups for result in one.results))
-    parts += ["Cost, mean over the seeds:", _cost_table(groups, machines)]
+    parts += ["Cost, mean over the seeds:", _table_of([_cost_row(one, machines) for one in groups])]
     parts += ["\n".join(f"- Machine {i}: {text}" for i, text in enumerate(machines, 1))]
     return "\n\n".join(parts)
 
@@ -283,30 +270,20 @@ def machine(result: dict[str, Any]) -> str:
     return f"{versions['hardware']}, {threads}, device {versions['device']}; {programs}"
 
 
-def _accuracy_table(groups: Sequence[Group], beside_paper: bool) -> str:
-    head = ["method", "memory", "n", "seeds"]
+def _accuracy_row(one: Group, beside_paper: bool) -> dict[str, str]:
+    row = {"method": one.title, "memory": one.memory, "n": str(len(one.results)), "seeds": _ranges(one.seeds)}
     for metric in _METRICS:
-        head.append(metric)
+        ours, papers = one.estimate(metric), one.paper(metric)
+        row[metric] = ours.text
         if beside_paper:
-            head.append(f"paper's {metric}")
+            row[f"paper's {metric}"] = papers.text
             if metric == "A_T":
-                head.append("diff")
-    rows = []
-    for one in groups:
-        row = [one.title, one.memory, str(len(one.results)), _ranges(one.seeds)]
-        for metric in _METRICS:
-            ours, papers = one.estimate(metric), one.paper(metric)
-            row.append(ours.text)
-            if beside_paper:
-                row.append(papers.text)
-                if metric == "A_T":
-                    row.append(ours.above(papers))
-        rows.append(row)
-    return _markdown(head, rows)
+                row["diff"] = ours.above(papers)
+    return row
 
 
 def _averaged_table(groups: Sequence[Group]) -> str:
-    head = ["method", "memory", "n", "A_T", "vs live", "AAA", "vs live", "F_T", "vs live"]
+    head = ["method", "memory", "n", *(part for metric in _METRICS for part in (metric, "vs live"))]
     rows = []
     for one in groups:
         row = [one.title, one.memory, str(len(one.results))]
@@ -317,27 +294,22 @@ def _averaged_table(groups: Sequence[Group]) -> str:
     return _markdown(head, rows)
 
 
-def _cost_table(groups: Sequence[Group], machines: list[str]) -> str:
-    head = ["method", "memory", "held", "B/sample", "total", "overhead"]
-    head += ["samples/s", "step ms p50, p95", "train min", "machine"]
-    rows = []
-    for one in groups:
-        held, total = one.mean("buffer_samples"), one.mean("bytes", "total")
-        row = [one.title, one.memory]
-        if held > 0:
-            overhead = f"{one.mean('overhead', 'numbers'):.2f}, {one.mean('overhead', 'bytes'):.2f}"
-            row += [f"{held:,.0f}", f"{total / held:,.0f}", format_bytes(total), overhead]
-        else:
-            row += [NOTHING] * 4
-        numbers = sorted({machines.index(machine(result)) + 1 for result in one.results})
-        row += [
-            f"{one.mean('samples_per_second'):,.1f}",
-            f"{one.mean('step_ms', 'p50'):.0f}, {one.mean('step_ms', 'p95'):.0f}",
-            f"{one.mean('train_seconds') / 60:.1f}",
-            ", ".join(map(str, numbers)),
-        ]
-        rows.append(row)
-    return _markdown(head, rows)
+def _cost_row(one: Group, machines: list[str]) -> dict[str, str]:
+    held, total = one.mean("buffer_samples"), one.mean("bytes", "total")
+    kept = [NOTHING] * 4
+    if held > 0:
+        overhead = f"{one.mean('overhead', 'numbers'):.2f}, {one.mean('overhead', 'bytes'):.2f}"
+        kept = [f"{held:,.0f}", f"{total / held:,.0f}", format_bytes(total), overhead]
+    numbers = sorted({machines.index(machine(result)) + 1 for result in one.results})
+    return {
+        "method": one.title,
+        "memory": one.memory,
+        **dict(zip(("held", "B/sample", "total", "overhead"), kept, strict=True)),
+        "samples/s": f"{one.mean('samples_per_second'):,.1f}",
+        "step ms p50, p95": f"{one.mean('step_ms', 'p50'):.0f}, {one.mean('step_ms', 'p95'):.0f}",
+        "train min": f"{one.mean('train_seconds') / 60:.1f}",
+        "machine": ", ".join(map(str, numbers)),
+    }
 
 
 def _notes(settings: dict[str, Any]) -> str:
@@ -363,7 +335,11 @@ def _ranges(seeds: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def _table_of(rows: list[dict[str, str]]) -> str:
+    return _markdown(list(rows[0]), [list(row.values()) for row in rows])
+
+
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    """Aligned, so that it reads as well in a terminal: the method and its memory to the left, numbers to the right."""
+    """Aligned, to be read in a terminal too: the method and its memory to the left, numbers to the right."""
     alignment = ["left", "left", *["right"] * (len(head) - 2)]
     return tabulate(rows, head, tablefmt="pipe", colalign=alignment, disable_numparse=True)

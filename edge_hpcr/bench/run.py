@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,22 +69,19 @@ class RunConfig:
     def name(self) -> str:
         memory = self.learner.memory
         size = f"{memory.samples}" if memory.samples is not None else f"{memory.bytes}B"
-        parts = [self.dataset, self.learner.method]
-        if self.tasks != registry.info(self.dataset).tasks:
-            parts.append(f"{self.tasks}tasks")
-        if methods.method_class(self.learner.method).uses_memory:
-            parts.append(size)
-        if memory.codec != "raw":
-            parts.append(f"{memory.codec}{memory.quality}")
-        if self.stream != "split":
-            parts.append(self.stream)
-        if self.limit is not None:
-            parts.append(f"limit{self.limit}")
-        if self.validation:
-            parts.append("validation")
-        if self.label:
-            parts.append(self.label)
-        return "-".join([*parts, f"seed{self.seed}"])
+        parts = [
+            (self.dataset, True),
+            (self.learner.method, True),
+            (f"{self.tasks}tasks", self.tasks != registry.info(self.dataset).tasks),
+            (size, methods.method_class(self.learner.method).uses_memory),
+            (f"{memory.codec}{memory.quality}", memory.codec != "raw"),
+            (self.stream, self.stream != "split"),
+            (f"limit{self.limit}", self.limit is not None),
+            ("validation", self.validation),
+            (self.label, bool(self.label)),
+            (f"seed{self.seed}", True),
+        ]
+        return "-".join(part for part, wanted in parts if wanted)
 
 
 @dataclass
@@ -168,7 +166,10 @@ class Run:
     def _train(self, bar_position: int, on_step: Callable[[Run], None] | None) -> None:
         saved = shown = time.monotonic()
         self._show_progress()
-        with self._progress_bar(bar_position) as bar, _stop_on_signal(self):
+        with (
+            self._progress_bar(bar_position) as bar,
+            on_stop_signal(partial(setattr, self, "stop_requested", True)),
+        ):
             while self.progress.task < len(self.stream.tasks):
                 task = self.stream.tasks[self.progress.task]
                 while self.progress.position < len(task.train):
@@ -187,7 +188,8 @@ class Run:
                 self._evaluate()
                 self.progress.task += 1
                 self.progress.position = 0
-                self._report_task(bar)
+                if bar.disable:
+                    self._report_task()
                 self._show_progress()
                 self.save()
                 saved = time.monotonic()
@@ -241,14 +243,10 @@ class Run:
             dynamic_ncols=True,
         )
 
-    def _report_task(self, bar: tqdm) -> None:
-        if bar.disable:
-            print(
-                f"{self.config.name}: task {self.progress.task} of {len(self.stream.tasks)}{self._last_accuracy()}, "
-                f"{self._seconds / 60:.1f} min, about {self._seconds_left / 60:.1f} min left",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _report_task(self) -> None:
+        where = f"task {self.progress.task} of {len(self.stream.tasks)}{self._last_accuracy()}"
+        times = f"{self._seconds / 60:.1f} min, about {self._seconds_left / 60:.1f} min left"
+        print(f"{self.config.name}: {where}, {times}", file=sys.stderr, flush=True)
 
     @property
     def _seconds(self) -> float:
@@ -390,18 +388,17 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _stop_on_signal(run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run after the step that is under way; a second one ends it at once."""
+def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the first Ctrl-C and the first SIGTERM; a second one does what it did before."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        run.stop_requested = True
+    def once(number: int, frame: FrameType | None) -> None:
         signal.signal(number, previous[number])
+        stop()
 
-    previous: dict[int, Any] = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
     for number in previous:
-        signal.signal(number, ask)
+        signal.signal(number, once)
     try:
         yield
     finally:

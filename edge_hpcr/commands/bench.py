@@ -3,15 +3,12 @@
 import hashlib
 import multiprocessing
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +16,7 @@ from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
-from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config
+from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config, on_stop_signal
 from edge_hpcr.commands.cli import at_most_one, examples, new_commands, refusal
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
@@ -121,7 +118,8 @@ def bench(
                 file=sys.stderr,
             )
     at_a_time = jobs or max(1, (os.cpu_count() or 1) // threads)
-    with _interruptible():
+    # SIGINT too: a shell starts a background job with Ctrl-C ignored.
+    with on_stop_signal(_interrupt):
         code = _run_all(waiting, out, root, at_a_time)
     if code == WRONG_INPUT:
         return code
@@ -134,22 +132,8 @@ def bench(
     return 0
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Stop the runs' processes before the command ends, however it is asked to.
-
-    SIGINT too: a shell starts a background job with Ctrl-C ignored, and then Python does not listen to it by itself.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def configure(options: list[str]) -> list[RunConfig]:

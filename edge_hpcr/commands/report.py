@@ -26,11 +26,7 @@ def report(
     out: Annotated[Path | None, Option(metavar="FILE.md", help="also write a page")] = None,
     plots: Annotated[
         Path | None,
-        Option(
-            metavar="DIR",
-            help="where plots go",
-            show_default="plots, beside the page or in the first folder",
-        ),
+        Option(metavar="DIR", help="for plots", show_default="plots, beside the page or in the first folder"),
     ] = None,
 ) -> None:
     """Put the runs of one setting together, and the paper's values beside them."""
@@ -73,9 +69,8 @@ def _draw(results: list[dict[str, Any]], folder: Path, page: Path | None) -> dic
         ) from None
     print(f"plots: {len(drawn)} in {folder}", file=sys.stderr)
     images: dict[str, list[tuple[str, str]]] = {}
-    for plot in drawn:
-        path = plot.path.resolve()
-        if page is not None and path.is_relative_to(page.parent.resolve()):
-            relative = path.relative_to(page.parent.resolve()).as_posix()
-            images.setdefault(plot.dataset, []).append((plot.text, relative))
+    for dataset, text, path in drawn:
+        if page is not None and path.resolve().is_relative_to(page.parent.resolve()):
+            relative = path.resolve().relative_to(page.parent.resolve()).as_posix()
+            images.setdefault(dataset, []).append((text, relative))
     return images
