@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.ema import WeightAverage
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.methods import Batch
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.optimise import KINDS, Optimiser
+from edge_hpcr.learner.optimise import KINDS, Optimiser, WeightAverage
 
 ELSEWHERE = torch.device("meta")
 
@@ -63,7 +62,9 @@ def images(count: int) -> np.ndarray:
 def forward_and_backward(learner: Learner) -> tuple[Batch, Tensor]:
     columns = np.array([2, 2, 0])
     replay = learner._choose_replay(images(3), columns)
-    batch, loss = learner._forward_and_backward(learner._inputs(images(3), replay), columns, replay)
+    batch = learner._forward(images(3), columns, replay)
+    loss = learner.method.loss(batch)
+    loss.backward()
     learner.method.adjust_gradients(learner.view, batch)
     return batch, loss
 

@@ -348,6 +348,32 @@ def test_predictions_of_other_threads_neither_disturb_training_nor_see_half_a_st
     assert_same(weights(alone), weights(learner))
 
 
+def test_the_memory_is_resized_between_two_steps_and_not_within_one(small_learner, digit_batches):
+    learner = small_learner(memory=MemoryConfig(samples=60))
+    smaller, done_within_the_step = MemoryConfig(samples=5), []
+    resizing = threading.Thread(target=learner.resize_memory, args=(smaller,))
+
+    def resize_meanwhile(*_) -> None:
+        resizing.start()
+        resizing.join(0.2)
+        done_within_the_step.append(not resizing.is_alive())
+
+    hook = learner.network.stem_bn.register_forward_pre_hook(resize_meanwhile)
+    learner.network.stem_bn.register_forward_hook(lambda *_: hook.remove())
+    for batch in digit_batches([0, 1], 3):
+        learner.observe(*batch)
+    resizing.join()
+    assert done_within_the_step == [False]
+    assert learner.memory.config == smaller and len(learner.memory) <= 5
+
+
+def test_another_decay_of_the_average_counts_from_the_next_step_on(small_learner):
+    learner = small_learner(ema_decay=0.9)
+    average = learner.average
+    learner.average_weights(0.5)
+    assert learner.average is average and average.decay == learner.config.ema_decay == 0.5
+
+
 @pytest.fixture
 def quick_switches():
     """Python changes threads so often that a race is met within a few steps."""

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.ema import WARM_UP, WeightAverage
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.optimise import KINDS, Optimiser
+from edge_hpcr.learner.optimise import KINDS, WARM_UP, Optimiser, WeightAverage
 
 pytestmark = pytest.mark.computes
 

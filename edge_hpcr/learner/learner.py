@@ -1,7 +1,8 @@
 """The learner: learns from images and labels, and predicts; classes may arrive with any batch.
 
-It is told of no task, and any thread may call it: what reads or changes it runs one at a time. Images are uint8 RGB, [N, H, W, 3]; a label is a class id, a whole number from 0 on that stays
-with its class for life. Inside, classes are columns in the order of their arrival.
+It knows no tasks. Any thread may call it: what reads or changes it runs one at a time. Images are uint8 RGB
+[N, H, W, 3]; a label is a class id, a whole number from 0 on that belongs to its class for good. Inside, classes are
+columns in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
 from edge_hpcr.common.errors import UserError, check_positive, one_of
-from edge_hpcr.learner import checkpoint, methods, optimise
+from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.augment import AugmentConfig, augment
 from edge_hpcr.learner.checks import check_images, whole_numbers
-from edge_hpcr.learner.ema import WeightAverage
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
 from edge_hpcr.learner.methods import Batch, Records, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.optimise import KINDS, Optimiser, WeightAverage
 
 PREDICTION_BATCH = 256
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -64,7 +65,7 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
-        one_of("optimiser", self.optimiser, optimise.KINDS)
+        one_of("optimiser", self.optimiser, KINDS)
         for name, lowest in (("nf", 1), ("replay", 0)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
@@ -76,10 +77,10 @@ class LearnerConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
         # JSON has no tuples.
-        jitter: dict[str, Any] = {
+        augmented: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()
         }
-        nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**jitter)}
+        nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**augmented)}
         return cls(**{**values, **nested})
 
 
@@ -109,12 +110,12 @@ class StepReport:
 def resolve_device(name: str) -> torch.device:
     """`auto` is the best device that works here."""
     one_of("device", name, ("auto", "cpu", "cuda", "mps"))
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda: PyTorch finds no usable CUDA GPU here; use --device cpu (or auto)")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device mps: PyTorch finds no Apple GPU here; use --device cpu (or auto)")
+        name = next(kind for kind, works in usable.items() if works)
+    if not usable[name]:
+        kind = "usable CUDA" if name == "cuda" else "Apple"
+        raise UserError(f"device {name}: PyTorch finds no {kind} GPU here; use --device cpu (or auto)")
     return torch.device(name)
 
 
@@ -142,18 +143,17 @@ class Learner:
     """
 
     def __init__(self, config: LearnerConfig | None = None, device: str | torch.device = "auto") -> None:
-        self.config = config = config if config is not None else LearnerConfig()
+        self.config = config = config or LearnerConfig()
         self.device = device if isinstance(device, torch.device) else resolve_device(device)
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
-        self.network = Network((config.height, config.width), config.nf, config.tau, config.seed).to(
-            self.device
-        )
-        self.optimiser = optimise.Optimiser(config.optimiser, config.lr, self.network)
+        side = (config.height, config.width)
+        self.network = Network(side, config.nf, config.tau, config.seed).to(self.device)
+        self.optimiser = Optimiser(config.optimiser, config.lr, self.network)
         self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
         self.memory = ReplayMemory(
             config.memory,
-            (config.height, config.width, 3),
+            (*side, 3),
             self.network.feature_size if self.method.stores_features else 0,
             self.method.stores_logits,
             self.rng,
@@ -173,11 +173,9 @@ class Learner:
         if self.method.uses_memory:
             self.memory.add_class()
         bound = self.network.feature_size**-0.5
-        proxy = torch.from_numpy(
-            self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32)
-        )
+        proxy = self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32)
         for network in self._networks():
-            network.append_proxy(proxy)
+            network.append_proxy(torch.from_numpy(proxy))
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.class_ids.append(class_id)
         return len(self.class_ids) - 1
@@ -261,8 +259,8 @@ class Learner:
         begun = time.perf_counter()
         with self._undone_on_error():
             images, columns, replay = choose()
-            batch, loss = self._forward_and_backward(self._inputs(images, replay), columns, replay)
-            self._check_finite(loss)
+            batch = self._forward(images, columns, replay)
+            loss = self._backward(batch)
             self.method.adjust_gradients(self.view, batch)
             offer = self._offer(images, columns, batch, ids) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
@@ -274,7 +272,7 @@ class Learner:
         self.step += 1
         self.method.after_step(self.view, batch)
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
-        return StepReport(self.step - 1, float(loss), correct, len(replay.ids), time.perf_counter() - begun)
+        return StepReport(self.step - 1, loss, correct, len(replay.ids), time.perf_counter() - begun)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -290,15 +288,6 @@ class Learner:
             self.network.zero_grad(set_to_none=True)
             raise
 
-    def _check_finite(self, loss: Tensor) -> None:
-        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
-        gradient = float(get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None]))
-        if not np.isfinite(float(loss) + gradient):
-            raise LossNotFinite(
-                f"the loss is {float(loss)} and its gradient's norm {gradient} at step {self.step}: the step was not "
-                f"taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
-            )
-
     def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
             return self.method.choose_replay(self.view, images, columns, self.config.replay)
@@ -313,51 +302,50 @@ class Learner:
         """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
         return self.view.to_device(images)
 
-    def _inputs(self, images: np.ndarray, replay: Replay) -> list[Tensor]:
-        """The images of the incoming and of the replayed group, each followed by its augmented views."""
-        plain = self.to_device(np.concatenate([images, replay.images]))
-        split = [len(images), len(replay.ids)]
-        groups = list(plain.split(split))
-        if self.config.views:
-            views = augment(plain, self.rng, self.config.augment).split(split)
-            groups = [torch.cat(pair) for pair in zip(groups, views, strict=True)]
-        return [group for group in groups if len(group)]
-
-    def _forward_and_backward(
-        self, inputs: list[Tensor], columns: np.ndarray, replay: Replay
-    ) -> tuple[Batch, Tensor]:
+    def _forward(self, images: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
+        """The incoming and the replayed group through the network, each followed by its augmented views."""
         views = 2 if self.config.views else 1
-        records = Records(
-            *(self._repeated(array, views) for array in (replay.logits, replay.features, replay.known))
-        )
-        labels = torch.cat([self._repeated(columns, views), self._repeated(replay.labels, views)])
-        images = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
-        features = self._features(images, [len(group) for group in inputs])
-        batch = Batch(
-            images=images,
+        plain = self.to_device(np.concatenate([images, replay.images]))
+        shown = [plain, augment(plain, self.rng, self.config.augment)][:views]
+        split = [len(images), len(replay.ids)]
+        parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
+        inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
+        groups = [views * size for size in split if size]
+        # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
+        joint = self.config.batch_norm == "joint" or 1 in groups
+        self.network.train(len(inputs) > 1)
+        features = self.network.features(inputs, None if joint else groups)
+
+        def repeated(array: np.ndarray) -> Tensor:
+            # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
+            return torch.cat([torch.from_numpy(array)] * views).to(self.device)
+
+        return Batch(
+            images=inputs,
             logits=self.network.logits(features),
             features=features,
-            labels=labels,
+            labels=torch.cat([repeated(columns), repeated(replay.labels)]),
             incoming_rows=views * len(columns),
-            distinct_samples=len(columns) + len(replay.ids),
-            records=records,
+            distinct_samples=sum(split),
+            records=Records(repeated(replay.logits), repeated(replay.features), repeated(replay.known)),
             step=self.step,
             tau=self.config.tau,
         )
+
+    def _backward(self, batch: Batch) -> float:
+        """The gradients of the batch's loss; returns the loss."""
         loss = self.method.loss(batch)
         self.network.zero_grad(set_to_none=True)
         loss.backward()
-        return batch, loss.detach()
-
-    def _repeated(self, array: np.ndarray, views: int) -> Tensor:
-        # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
-        return torch.cat([torch.from_numpy(array)] * views).to(self.device)
-
-    def _features(self, images: Tensor, groups: list[int]) -> Tensor:
-        # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
-        joint = self.config.batch_norm == "joint" or 1 in groups
-        self.network.train(len(images) > 1)
-        return self.network.features(images, None if joint else groups)
+        loss = loss.detach()
+        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
+        norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        if not torch.isfinite(loss + norm):
+            raise LossNotFinite(
+                f"the loss is {float(loss)} and its gradient's norm {float(norm)} at step {self.step}: the step was not "
+                f"taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
+            )
+        return float(loss)
 
     def _offer(
         self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
@@ -366,8 +354,7 @@ class Learner:
         if not self.method.uses_memory:
             return None
         rows = self.method.choose_stored(self.view, batch)
-        if rows is None:
-            rows = np.arange(len(images))
+        rows = np.arange(len(images)) if rows is None else rows
         if not len(rows):
             return None
         logits = features = None
@@ -376,9 +363,8 @@ class Learner:
         if self.method.stores_features:
             # SCD reads directions only; of length one they fit 16 bits whatever the network does.
             features = F.normalize(batch.features[: len(images)].detach(), dim=1).cpu().numpy()[rows]
-        return self.memory.offer(
-            images[rows], columns[rows], logits, features, None if ids is None else ids[rows]
-        )
+        ids = None if ids is None else ids[rows]
+        return self.memory.offer(images[rows], columns[rows], logits, features, ids)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:
@@ -387,7 +373,14 @@ class Learner:
             self.average = None
         elif self.average is None:
             self.average = WeightAverage(self.network, decay)
+        else:
+            self.average.decay = decay
         self.config = replace(self.config, ema_decay=decay)
+
+    @_exclusive
+    def resize_memory(self, config: MemoryConfig) -> None:
+        """Change the memory's budget and encoding; what no longer fits leaves at random."""
+        self.memory.resize(config)
 
     # Predicting ---------------------------------------------------------------------------------------------------
 
@@ -427,11 +420,11 @@ class Learner:
         }
         if self.average is not None:
             tensors["average"] = self.average.network.state_dict()
-        memory_arrays, memory_facts = self.memory.state()
         arrays = {
             group: {name: tensor.detach().cpu().numpy() for name, tensor in members.items()}
             for group, members in tensors.items()
         }
+        arrays["memory"], memory_facts = self.memory.state()
         facts = {
             "config": asdict(self.config),
             "class_ids": self.class_ids,
@@ -444,7 +437,7 @@ class Learner:
             },
             "notes": notes or {},
         }
-        checkpoint.write(Path(folder), arrays | {"memory": memory_arrays}, facts)
+        checkpoint.write(Path(folder), arrays, facts)
 
     @classmethod
     def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:

@@ -26,8 +26,6 @@ MAX_CLASSES = 65535  # labels and `known` are uint16
 
 _PRECISIONS: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 _HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
-_LABEL_BYTES = 2
-_BOOKKEEPING_BYTES = _HEAD.itemsize - _LABEL_BYTES
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,18 @@ class MemoryConfig:
         if self.precision not in _PRECISIONS:
             raise UserError(f"unknown precision {self.precision!r}: use one of {', '.join(_PRECISIONS)}")
         check_codec(self.codec, self.quality)
+
+    @property
+    def encoding(self) -> tuple[str, int | None]:
+        """What decides the bytes of an image."""
+        return self.codec, self.quality if self.codec in LOSSY_CODECS else None
+
+    def capacity(self, row_bytes: int) -> int:
+        """How many rows of this size the budget holds."""
+        return self.samples if self.samples is not None else (self.bytes or 0) // row_bytes
+
+    def exceeded_by(self, count: int, total_bytes: int) -> bool:
+        return count > self.samples if self.samples is not None else total_bytes > (self.bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -133,57 +143,57 @@ class ReplayMemory:
 
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
-        count = self._count
-        item = _PRECISIONS[self.config.precision].itemsize
-        parts = {
-            "image": self._image_bytes,
-            "label": count * _LABEL_BYTES,
-            "logits": count * self._logits.shape[0] * item,
-            "features": count * self.feature_size * item,
-            "bookkeeping": count * (_BOOKKEEPING_BYTES + slot_overhead(self.config.codec)),
-        }
-        return {**parts, "total": sum(parts.values())}
+        slot = self._slot_bytes(self.config, self._logits.shape[0])
+        parts = {"image": self._image_bytes} | {kind: self._count * size for kind, size in slot.items()}
+        return parts | {"total": sum(parts.values())}
 
     def row_bytes(self, image_bytes: int | None = None) -> int:
         """The cost of one slot now, for an image of this many bytes or else for a typical one."""
-        if image_bytes is None:
-            image_bytes = self._typical_image_bytes()
+        image_bytes = self._typical_image_bytes() if image_bytes is None else image_bytes
         return self._fixed_bytes(self.config, self._logits.shape[0]) + image_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
-        return _capacity(self.config, self.row_bytes())
+        return self.config.capacity(self.row_bytes())
 
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
         pixels = int(np.prod(self.image_shape))
         extra = self.feature_size + self._logits.shape[0]
         row = self.row_bytes()
-        extra_bytes = extra * _PRECISIONS[self.config.precision].itemsize
-        return {"numbers": (pixels + extra) / pixels, "bytes": row / (row - extra_bytes)}
-
-    def class_counts(self) -> np.ndarray:
-        counts = np.zeros(self._num_classes, np.int64)
-        for heads in self._heads.views(self._count):
-            counts += np.bincount(heads["label"], minlength=self._num_classes)
-        return counts
-
-    # Learning
+        plain = row - extra * _PRECISIONS[self.config.precision].itemsize
+        return {"numbers": (pixels + extra) / pixels, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
         """Refuse a budget that could not hold one sample of each of so many classes."""
         fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
         self._check_holds_classes(self.config, classes, fixed + self._typical_image_bytes())
 
+    # What it holds
+
+    def ids(self) -> np.ndarray:
+        """The ids of the held samples, in the order of their slots."""
+        return self._held("id").copy()
+
+    def labels(self) -> np.ndarray:
+        """The class columns of the held samples, in the order of their slots."""
+        return self._held("label").astype(np.int64)
+
+    def class_counts(self) -> np.ndarray:
+        return np.bincount(self._held("label"), minlength=self._num_classes)
+
+    def _held(self, field: str) -> np.ndarray:
+        return self._heads.head(self._count)[field]
+
+    # Learning
+
     def add_class(self) -> None:
         """One more class: every row of logits widens, and samples leave if the budget now holds fewer."""
         if self._num_classes == MAX_CLASSES:
-            raise UserError(
-                f"the memory knows {MAX_CLASSES} classes, which is the most it can: drop one first"
-            )
+            raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self._num_classes + 1)
         fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while _exceeds(self.config, self._count, self._count * fixed + self._image_bytes):
+        while self.config.exceeded_by(self._count, self._count * fixed + self._image_bytes):
             self._evict()
         self._trim()
         self._num_classes += 1
@@ -230,8 +240,7 @@ class ReplayMemory:
             if offer.keys[row] < self.threshold:
                 head = (offer.ids[row], offer.labels[row], self._num_classes)
                 self._append(head, image, offer.logits[row], offer.features[row])
-                while _exceeds(self.config, self._count, self._total_bytes()):
-                    self._evict()
+                self._shrink()
 
     # Replay
 
@@ -242,8 +251,7 @@ class ReplayMemory:
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
         slots = np.asarray(slots, np.int64).reshape(-1)
-        if len(slots) and not 0 <= slots.min() <= slots.max() < self._count:
-            raise IndexError(f"slots must lie in 0..{self._count - 1}")
+        self._check_slots(slots)
         heads = self._heads.gather(slots)
         return Replay(
             slots=slots,
@@ -257,14 +265,12 @@ class ReplayMemory:
 
     def replace_image(self, slot: int, image: np.ndarray) -> None:
         """Another picture for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
-        if not 0 <= slot < self._count:
-            raise IndexError(f"slots must lie in 0..{self._count - 1}")
+        self._check_slots(np.array([slot]))
         check_images(image[None], *self.image_shape[:2])
         stored = self._to_stored(image)
         self._image_bytes += stored_bytes(stored) - stored_bytes(self._images.get(slot))
         self._images.put(slot, stored)
-        while _exceeds(self.config, self._count, self._total_bytes()):
-            self._evict()
+        self._shrink()
 
     # Corrections by the user
 
@@ -275,20 +281,10 @@ class ReplayMemory:
     def relabel(self, sample_id: int, column: int) -> bool:
         """Correct the class of a sample; False when the memory does not hold it."""
         self._check_column(column)
-        found = False
-        for heads in self._heads.views(self._count):
-            matches = heads["id"] == sample_id
-            heads["label"][matches] = column
-            found |= bool(matches.any())
-        return found
-
-    def ids(self) -> np.ndarray:
-        """The ids of the held samples, in the order of their slots."""
-        return self._heads.head(self._count)["id"].copy()
-
-    def labels(self) -> np.ndarray:
-        """The class columns of the held samples, in the order of their slots."""
-        return self._heads.head(self._count)["label"].astype(np.int64)
+        slots = np.flatnonzero(self._held("id") == sample_id)
+        for slot in slots.tolist():
+            self._heads.get(slot)["label"] = column
+        return len(slots) > 0
 
     def drop_class(self, column: int) -> int:
         """Forget a class, its samples and its column of the logits; later columns move down by one."""
@@ -307,26 +303,25 @@ class ReplayMemory:
 
         A first pass only measures, so that samples leave before the new encoding can take more room.
         """
-        recode = _encoding(config) != _encoding(self.config)
+        recode = config.encoding != self.config.encoding
         store = image_store(self.image_shape, config.codec, config.quality) if recode else self._images
         sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
         fixed = self._fixed_bytes(config, self._logits.shape[0])
         mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.image_shape, config.codec)
         self._check_holds_classes(config, max(1, self._num_classes), fixed + mean)
-        growth = _capacity(config, fixed + mean) / max(1, self.planned_capacity())
+        growth = config.capacity(fixed + mean) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
         self.threshold = min(1.0, self.threshold * max(1.0, growth))
         total = sum(sizes) + self._count * fixed
-        while _exceeds(config, self._count, total):
+        while config.exceeded_by(self._count, total):
             slot = self._evict()
             total -= sizes[slot] + fixed
             sizes[slot] = sizes[-1]
             sizes.pop()
         if recode:
             self._recode(store)
-        if config.precision != self.config.precision:
-            self._logits.cast(_PRECISIONS[config.precision])
-            self._features.cast(_PRECISIONS[config.precision])
+        for numbers in (self._logits, self._features):
+            numbers.cast(_PRECISIONS[config.precision])
         self.config = config
         self._trim()
 
@@ -334,8 +329,7 @@ class ReplayMemory:
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and JSON-ready facts that `from_state` restores; the generator is the learner's to save."""
-        heads = self._heads.head(self._count)
-        arrays = {name: np.ascontiguousarray(heads[name]) for name in ("id", "label", "known")}
+        arrays = {name: np.ascontiguousarray(self._held(name)) for name in _HEAD.names or ()}
         arrays["logits"] = self._logits.head(self._count)
         arrays["features"] = self._features.head(self._count)
         arrays |= self._images.arrays(self._count)
@@ -363,19 +357,19 @@ class ReplayMemory:
             memory.threshold = float(meta["threshold"])
             memory.seen = int(meta["seen"])
             memory._next_id = int(meta["next_id"])
-            columns = memory._num_classes if memory.stores_logits else 0
-            memory._logits = Rows((columns,), memory._logits.dtype)
+            if memory.stores_logits:
+                memory._logits = Rows((memory._num_classes,), memory._logits.dtype)
             memory._fill(arrays)
         except (KeyError, TypeError) as error:
             raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
-        if _exceeds(config, len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
+        if config.exceeded_by(len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
             raise UserError("the saved memory contradicts its own budget: use an older checkpoint")
         return memory
 
     def _fill(self, arrays: dict[str, np.ndarray]) -> None:
         count = len(arrays["id"])
-        for name, dtype in (("id", np.int64), ("label", np.uint16), ("known", np.uint16)):
-            check_array(arrays[name], name, np.dtype(dtype), (count,))
+        for name in _HEAD.names or ():
+            check_array(arrays[name], name, _HEAD[name], (count,))
         for name, rows in (("logits", self._logits), ("features", self._features)):
             check_array(arrays[name], name, rows.dtype, (count, *rows.shape))
             if not np.isfinite(arrays[name]).all():
@@ -389,34 +383,39 @@ class ReplayMemory:
 
     # Insides
 
-    def _append(self, head: tuple[Any, ...], image: Any, logits: np.ndarray, features: np.ndarray) -> None:
-        slot = self._count
-        self._heads.put(slot, head)
-        self._images.put(slot, image)
-        self._logits.put(slot, logits)
-        self._features.put(slot, features)
+    @property
+    def _columns(self) -> tuple[Rows | ImageStore, ...]:
+        return self._heads, self._images, self._logits, self._features
+
+    def _append(self, *row: Any) -> None:
+        """Add a row: head, stored image, logits, features."""
+        for column, value in zip(self._columns, row, strict=True):
+            column.put(self._count, value)
         self._count += 1
-        self._image_bytes += stored_bytes(image)
+        self._image_bytes += stored_bytes(row[1])
 
     def _delete(self, slot: int) -> None:
         last = self._count - 1
         self._image_bytes -= stored_bytes(self._images.get(slot))
-        for column in (self._heads, self._images, self._logits, self._features):
+        for column in self._columns:
             column.put(slot, column.get(last))
-            # The spare page saves allocating anew each time a batch goes over the edge of a page and back.
+            # The spare page saves allocating anew each time a batch crosses the edge of a page and comes back.
             column.trim(last, spare=1)
         self._count = last
 
+    def _shrink(self) -> None:
+        while self.config.exceeded_by(self._count, self._total_bytes()):
+            self._evict()
+
     def _evict(self) -> int:
-        """Let the sample with the largest key go (see the class); returns the slot that the last one took."""
+        """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
         slot = int(self._rng.integers(self._count))
         self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
         self._delete(slot)
         return slot
 
     def _remove_where(self, field: str, value: int) -> int:
-        matches = [heads[field] == value for heads in self._heads.views(self._count)]
-        slots = np.flatnonzero(np.concatenate(matches)) if matches else np.empty(0, np.int64)
+        slots = np.flatnonzero(self._held(field) == value)
         before = self._count
         for slot in slots[::-1].tolist():
             self._delete(slot)
@@ -444,15 +443,16 @@ class ReplayMemory:
             self._image_bytes += stored_bytes(image)
 
     def _trim(self) -> None:
-        for column in (self._heads, self._images, self._logits, self._features):
+        for column in self._columns:
             column.trim(self._count)
 
     def _to_stored(self, image: np.ndarray) -> Any:
         stored = self._images.stored(image)
-        if _exceeds(self.config, 1, self.row_bytes(stored_bytes(stored))):
+        size = self.row_bytes(stored_bytes(stored))
+        if self.config.exceeded_by(1, size):
+            budget = self.config.bytes
             raise UserError(
-                f"one sample takes {self.row_bytes(stored_bytes(stored))} bytes, more than the whole memory "
-                f"budget of {self.config.bytes}: raise the budget"
+                f"one sample takes {size} bytes, more than the whole memory budget of {budget}: raise the budget"
             )
         return stored
 
@@ -460,8 +460,17 @@ class ReplayMemory:
         return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._image_bytes
 
     def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
-        numbers = (columns + self.feature_size) * _PRECISIONS[config.precision].itemsize
-        return numbers + _HEAD.itemsize + slot_overhead(config.codec)
+        return sum(self._slot_bytes(config, columns).values())
+
+    def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
+        """What one slot costs besides its image's own bytes, by kind."""
+        item, label = _PRECISIONS[config.precision].itemsize, _HEAD["label"].itemsize
+        return {
+            "label": label,
+            "logits": columns * item,
+            "features": self.feature_size * item,
+            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
+        }
 
     def _typical_image_bytes(self) -> int:
         if self._count:
@@ -469,12 +478,16 @@ class ReplayMemory:
         return typical_bytes(self.image_shape, self.config.codec)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
-        if _capacity(config, row_bytes) < classes:
+        if config.capacity(row_bytes) < classes:
             budget = f"{config.samples} samples" if config.bytes is None else f"{config.bytes} bytes"
             raise UserError(
                 f"a memory of {budget} cannot hold one sample (about {row_bytes} bytes) of each of "
                 f"{classes} classes: raise the budget"
             )
+
+    def _check_slots(self, slots: np.ndarray) -> None:
+        if len(slots) and not 0 <= slots.min() <= slots.max() < self._count:
+            raise IndexError(f"slots must lie in 0..{self._count - 1}")
 
     def _check_column(self, column: int) -> None:
         if not 0 <= column < self._num_classes:
@@ -491,15 +504,3 @@ class ReplayMemory:
         if not np.isfinite(values).all():
             raise UserError(f"the batch's {name} are not finite: nothing was stored")
         return to_precision(values, _PRECISIONS[self.config.precision])
-
-
-def _encoding(config: MemoryConfig) -> tuple[str, int | None]:
-    return config.codec, config.quality if config.codec in LOSSY_CODECS else None
-
-
-def _capacity(config: MemoryConfig, row_bytes: int) -> int:
-    return config.samples if config.samples is not None else (config.bytes or 0) // row_bytes
-
-
-def _exceeds(config: MemoryConfig, count: int, total_bytes: int) -> bool:
-    return count > config.samples if config.samples is not None else total_bytes > (config.bytes or 0)

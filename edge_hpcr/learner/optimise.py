@@ -1,75 +1,79 @@
-"""Optimisers for a network whose proxies grow: what they remember of old classes stays as it is."""
+"""What follows a step's gradients: an optimiser for a network whose proxies grow, and an average of its weights."""
 
-from collections.abc import Iterable
-from typing import Any
+import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge_hpcr.learner.network import Network
 
-
-class PlainSGD:
-    """Without momentum, as the method wants it, with as much of the interface of PyTorch's as is needed here.
-
-    PyTorch's own does the same in a step, but the first one made in a process imports PyTorch's compiler, which is
-    almost as large as the rest of it: a second and a half of every start.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
-        self.state: dict[Tensor, dict[str, Tensor]] = {}  # there is nothing to remember
-        self._lr = lr
-
-    @torch.no_grad()
-    def step(self) -> None:
-        moved = [each for each in self.param_groups[0]["params"] if each.grad is not None]
-        if moved:  # all in one call: on a GPU a call a parameter would take longer than the work
-            torch._foreach_add_(moved, [each.grad for each in moved], alpha=-self._lr)
-
-
-KINDS = {"sgd": PlainSGD, "adam": torch.optim.Adam}
+KINDS = ("sgd", "adam")
+WARM_UP = 10  # steps in which the average forgets its random start
 
 
 class Optimiser:
-    def __init__(self, kind: str, lr: float, network: Network) -> None:
-        self._network = network
-        self._names = [name for name, _ in network.named_parameters()]
-        self._optimiser: Any = KINDS[kind](network.parameters(), lr=lr)
+    """SGD without momentum, as in the paper, or Adam, whose state of the old classes' proxies stays as it is."""
 
+    def __init__(self, kind: str, lr: float, network: Network) -> None:
+        self._network, self._lr = network, lr
+        self._adam = torch.optim.Adam(network.parameters(), lr=lr) if kind == "adam" else None
+
+    @torch.no_grad()
     def step(self) -> None:
-        self._optimiser.step()
+        if self._adam is not None:
+            self._adam.step()
+            return
+        # PyTorch's own SGD does the same, but its first one imports PyTorch's compiler: 1.5 s of every start.
+        moved = [(each, each.grad) for each in self._network.parameters() if each.grad is not None]
+        if moved:  # all in one call: on a GPU a call per parameter would take longer than the work
+            torch._foreach_add_(*zip(*moved, strict=True), alpha=-self._lr)
 
     def follow_proxies(self, kept: list[int]) -> None:
         """The network has a new proxy matrix whose first rows are the old rows `kept`; others are new."""
-        parameters = self._optimiser.param_groups[0]["params"]
-        index = self._names.index("proxies")
+        if self._adam is None:
+            return
+        names = [name for name, _ in self._network.named_parameters()]
+        parameters, index = self._adam.param_groups[0]["params"], names.index("proxies")
         old, new = parameters[index], self._network.proxies
         parameters[index] = new
-        state = self._optimiser.state.pop(old, {})
-        if state:
-            self._optimiser.state[new] = {key: _moved(value, old, new, kept) for key, value in state.items()}
+        for key, value in self._adam.state.pop(old, {}).items():
+            if value.shape == old.shape:
+                moved = torch.zeros_like(new, requires_grad=False)
+                moved[: len(kept)] = value[kept]
+                value = moved
+            self._adam.state[new][key] = value
 
     def state(self) -> dict[str, Tensor]:
-        parameters = self._optimiser.param_groups[0]["params"]
+        states = self._adam.state if self._adam is not None else {}
         return {
             f"{name}.{key}": value
-            for name, parameter in zip(self._names, parameters, strict=True)
-            for key, value in self._optimiser.state.get(parameter, {}).items()
-            if isinstance(value, Tensor)
+            for name, parameter in self._network.named_parameters()
+            for key, value in states.get(parameter, {}).items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        parameters = dict(zip(self._names, self._optimiser.param_groups[0]["params"], strict=True))
+        if self._adam is None:
+            return
+        parameters = dict(self._network.named_parameters())
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
             # Adam counts its steps in a scalar on the host, which the first checkpoints kept in one dimension.
-            self._optimiser.state[parameters[name]][key] = value.cpu().reshape(()) if key == "step" else value
+            self._adam.state[parameters[name]][key] = value.cpu().reshape(()) if key == "step" else value
 
 
-def _moved(value: Tensor | None, old: Tensor, new: Tensor, kept: list[int]) -> Tensor | None:
-    if value is None or value.shape != old.shape:
-        return value
-    moved = torch.zeros_like(new, requires_grad=False)
-    moved[: len(kept)] = value[kept]
-    return moved
+class WeightAverage:
+    """`average <- decay * average + (1 - decay) * live` after every step, batch-norm statistics included."""
+
+    def __init__(self, network: Network, decay: float) -> None:
+        self.decay = decay
+        self.network = copy.deepcopy(network).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, live: Network, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (WARM_UP + step))
+        states = zip(self.network.state_dict().values(), live.state_dict().values(), strict=True)
+        for average, current in states:
+            if average.is_floating_point():
+                average.lerp_(current, 1 - decay)
+            else:
+                average.copy_(current)  # batch-norm's step counter

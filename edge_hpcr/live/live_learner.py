@@ -100,7 +100,7 @@ class LiveLearner:
             )
         wanted = MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec)
         if self.learner.memory.config != wanted:
-            self.learner.memory.resize(wanted)
+            self.learner.resize_memory(wanted)
         self.learner.average_weights(learner_config(settings).ema_decay)
 
     @property
@@ -188,11 +188,12 @@ class LiveLearner:
         def resize() -> tuple[int, int]:
             memory = self.learner.memory
             held, before = len(memory), memory.config
-            memory.resize(config)  # first: settings that the memory cannot follow would not open again
+            # First: settings that the memory cannot follow would not open again.
+            self.learner.resize_memory(config)
             try:
                 self.workspace.change_settings(memory_bytes=memory_bytes, codec=codec)
             except UserError:
-                memory.resize(before)
+                self.learner.resize_memory(before)
                 raise
             self._write_status(force=True)
             return held, len(memory)
