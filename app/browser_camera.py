@@ -4,35 +4,28 @@ import time
 
 import numpy as np
 
-from edge_hpcr.stream import Frame, Stream
-from edge_hpcr.stream.camera import NewestFrame
+from edge_hpcr.stream.contract import LiveStream
 
 SPEC = "browser"  # what a person chooses as the source
 STALLED_SECONDS = 3.0
 RATE_OVER = 2.0  # seconds
 
 
-class BrowserCamera(Stream):
+class BrowserCamera(LiveStream):
     """Frames are pushed by whichever page has the camera; when several do, the newest frame counts."""
 
-    live = True
     name = "browser camera"
 
     def __init__(self) -> None:
-        self._newest = NewestFrame()
+        super().__init__()
         self._arrivals: list[float] = []
-        self._closed = False
 
     def push(self, image: np.ndarray) -> None:
         now = time.monotonic()
         self._arrivals = [*(at for at in self._arrivals if now - at < RATE_OVER), now]
-        self._newest.put(self._counted(Frame(image, self.name, None, None, time.time())))
-
-    def read(self, timeout: float) -> Frame | None:
-        return self._newest.take(timeout)
+        self._put(image)
 
     def _doing(self) -> tuple[str, str]:
-        self._dropped = self._newest.dropped
         if self._closed:
             return "closed", "closed"
         if not self._arrivals:
@@ -41,7 +34,3 @@ class BrowserCamera(Stream):
         if silent > STALLED_SECONDS:
             return "stalled", f"no frame for {silent:.0f} s: is the page with the camera still open?"
         return "live", f"live, {len(self._arrivals) / RATE_OVER:.0f} frames/s"
-
-    def close(self) -> None:
-        self._closed = True
-        self._newest.close()

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from edge_hpcr.stream import EndOfStream, Frame
-from edge_hpcr.stream.camera import MISSES_IN_A_ROW, MOST_ABANDONED, Camera, NewestFrame, Patience
+from edge_hpcr.stream import EndOfStream
+from edge_hpcr.stream.camera import MISSES_IN_A_ROW, MOST_ABANDONED, Camera, Patience
 
 QUICK = Patience(waits=(0.02, 0.04, 0.08))
 HASTY = Patience(stall_seconds=0.1, give_up_seconds=0.3, waits=(0.02,))
@@ -64,35 +64,23 @@ def hang():
     event.set()  # lets abandoned readers end with the test
 
 
-def frame(value: int) -> Frame:
-    return Frame(picture(value), "test", None, None, 0.0)
-
-
-def test_the_slot_keeps_the_newest_frame_and_counts_the_overwritten_ones():
-    slot = NewestFrame()
-    for value in (1, 2, 3):
-        slot.put(frame(value))
-    assert slot.take(0).image[0, 0, 0] == 3
-    assert slot.dropped == 2
-    assert slot.take(0) is None
-    slot.put(frame(4))
-    assert slot.take(0).image[0, 0, 0] == 4 and slot.dropped == 2
-
-
-def test_a_closed_slot_wakes_the_reader_that_waits():
-    slot = NewestFrame()
-    threading.Timer(0.05, slot.close).start()
-    with pytest.raises(EndOfStream):
-        slot.take(20)
-
-
 def test_frames_nobody_looked_at_are_dropped_and_counted(hang):
-    opens = Cameras(Scripted(*(picture(value) for value in range(10)), hang))
+    opens = Cameras(Scripted(*(picture(value) for value in range(10)), hang, picture(10)))
     with Camera("test", opens, QUICK) as camera:
         wait_for(lambda: camera.state().frames == 10)
         assert camera.read(1).image[0, 0, 0] == 9
         assert camera.state().dropped == 9
         assert camera.state().size == (6, 4)
+        assert camera.read(0) is None
+        hang.set()
+        assert camera.read(20).image[0, 0, 0] == 10 and camera.state().dropped == 9
+
+
+def test_closing_wakes_the_reader_that_waits(hang):
+    camera = Camera("test", Cameras(Scripted(hang)), QUICK)
+    threading.Timer(0.05, camera.close).start()
+    with pytest.raises(EndOfStream):
+        camera.read(20)
 
 
 def test_waits_grow_to_the_longest_one_while_a_camera_cannot_be_opened():

@@ -1,9 +1,8 @@
 """Cameras at this computer or in the network, reopened as often as it takes.
 
-Two kinds of threads. A reader sits in OpenCV, which may hang there for minutes and cannot be interrupted. The keeper
-never calls OpenCV: it starts a reader, watches it, gives it up when no frame comes, waits, and starts the next one.
-A reader that hangs is never waited for. It is abandoned, and what it delivers later is ignored because it is no longer
-the camera's current attempt.
+A reader thread calls OpenCV, which may hang for minutes and cannot be interrupted. The keeper thread never does: it
+starts a reader, watches it, abandons it when no frame comes, waits, and starts the next one. What an abandoned reader
+delivers later is ignored, because it is no longer the camera's current attempt.
 """
 
 import atexit
@@ -21,45 +20,13 @@ import cv2
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import shown_address
 from edge_hpcr.stream.captures import Capture, is_image, open_camera, open_ffmpeg, refuse_undecodable
-from edge_hpcr.stream.contract import EndOfStream, Frame, Stream
+from edge_hpcr.stream.contract import LiveStream
 
 SCHEMES = ("rtsp", "rtsps", "http", "https")
 MISSES_IN_A_ROW = 5  # a single damaged frame is no reason to reopen; so many are
 MOST_ABANDONED = 4  # readers that hang each keep a thread and a device: their number must be limited
 RATE_FRAMES = 30
 CLOSE_SECONDS = 0.5
-
-
-class NewestFrame:
-    """The slot between a camera's thread and its reader: a frame that nobody took is overwritten and counted."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._frame: Frame | None = None
-        self._closed = False
-        self.dropped = 0
-
-    def put(self, frame: Frame) -> None:
-        """Never waits."""
-        with self._changed:
-            if self._frame is not None:
-                self.dropped += 1
-            self._frame = frame
-            self._changed.notify_all()
-
-    def take(self, timeout: float) -> Frame | None:
-        """The newest frame, or None after `timeout` seconds; `EndOfStream` once the slot is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout)
-            if self._closed:
-                raise EndOfStream("closed")
-            frame, self._frame = self._frame, None
-            return frame
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -91,20 +58,16 @@ class _Attempt:
         return self.times[-1] if self.times else self.opened or self.started
 
 
-class Camera(Stream):
-    """The newest frame of a camera; `open_capture` is called in a thread of its own and may hang."""
-
-    live = True
+class Camera(LiveStream):
+    """The newest frame of a camera; `open_capture` runs in a separate thread and may hang."""
 
     def __init__(
         self, name: str, open_capture: Callable[[], Capture], patience: Patience | None = None
     ) -> None:
+        super().__init__()
         self.name = name
         self._open_capture = open_capture
         self._patience = patience or Patience()
-        self._newest = NewestFrame()
-        self._changed = threading.Condition()
-        self._closed = False
         self._attempt: _Attempt | None = None
         self._abandoned: list[threading.Thread] = []
         self._reason: str | None = None  # why it was lost the last time; None before the first failure
@@ -115,24 +78,18 @@ class Camera(Stream):
         # A thread that comes back from OpenCV while Python shuts down ends the process with an abort.
         atexit.register(self.close)
 
-    def read(self, timeout: float) -> Frame | None:
-        return self._newest.take(timeout)
-
     def close(self) -> None:
         atexit.unregister(self.close)
         with self._changed:
             attempt, self._attempt = self._attempt, None
-            self._closed = True
-            self._changed.notify_all()
-        self._newest.close()
+            super().close()
         self._keeper.join()
         if attempt is not None and attempt.reader is not None:
-            # A healthy camera is let go within a frame's time; one that hangs is not waited for.
+            # A healthy camera is released within a frame's time; one that hangs is not waited for.
             attempt.reader.join(CLOSE_SECONDS)
 
     def _doing(self) -> tuple[str, str]:
         with self._changed:
-            self._dropped = self._newest.dropped
             return self._phase(self._attempt, time.monotonic())
 
     def _phase(self, attempt: _Attempt | None, now: float) -> tuple[str, str]:
@@ -214,9 +171,8 @@ class Camera(Stream):
             reason = f"OpenCV reports error {error.code}"
         except Exception as error:  # whatever it is, the camera must be reopened and its state must say why
             place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = (
-                f"its reader broke down ({type(error).__name__}, {Path(place.filename).name}:{place.lineno})"
-            )
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            reason = f"its reader broke down ({type(error).__name__}, {where})"
         finally:
             with self._changed:
                 attempt.ended = reason
@@ -238,7 +194,7 @@ class Camera(Stream):
                 if good:
                     attempt.times.append(time.monotonic())
                     self._failures = 0
-                    self._newest.put(self._counted(Frame(image, self.name, None, None, time.time())))
+                    self._put(image)
                 elif came:
                     self._bad += 1
             misses = 0 if good else misses + 1
@@ -256,7 +212,7 @@ def usb_camera(index: int, patience: Patience | None = None) -> Camera:
 
 
 def network_camera(url: str, patience: Patience | None = None) -> Camera:
-    """A camera by its RTSP or motion-JPEG address, of which only what is not secret is ever shown."""
+    """A camera by its RTSP or motion-JPEG address; nothing secret in it is ever shown."""
     patience = patience or Patience()
     name = shown_address(url, SCHEMES)
     if name is None:

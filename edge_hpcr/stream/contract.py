@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -67,14 +66,13 @@ class Stream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the source, promptly even if that hangs; a `read` that waits ends with `EndOfStream`."""
+        """Release the source, promptly even if that hangs; a `read` that waits ends with `EndOfStream`."""
 
     @abstractmethod
     def _doing(self) -> tuple[str, str]:
         """Phase and message at this moment."""
 
     def state(self) -> StreamState:
-        """How it is doing at this moment."""
         phase, message = self._doing()
         return StreamState(phase, message, self._frames, self._dropped, self._bad, self._size)
 
@@ -86,10 +84,39 @@ class Stream(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class LiveStream(Stream):
+    """The newest frame of a source that does not wait: one that nobody took is overwritten and counted."""
+
+    live = True
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self._newest: Frame | None = None
+
+    def _put(self, image: np.ndarray) -> None:
+        """Never waits for the reader."""
+        with self._changed:
+            self._dropped += self._newest is not None
+            self._newest = self._counted(Frame(image, self.name, None, None, time.time()))
+            self._changed.notify_all()
+
+    def read(self, timeout: float) -> Frame | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not None or self._closed, timeout)
+            if self._closed:
+                raise EndOfStream("closed")
+            frame, self._newest = self._newest, None
+            return frame
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class FileStream(Stream):
@@ -123,7 +150,7 @@ class FileStream(Stream):
 
     @abstractmethod
     def _next(self) -> Frame | None:
-        """The next frame; None if it is a bad one, or if that was the end, of which `_end` then tells."""
+        """The next frame; None if it is a bad one, or at the end, for which it then sets `_end`."""
 
     def _doing(self) -> tuple[str, str]:
         if self._closed.is_set():

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from watchdog import events
 from watchdog.observers import Observer
@@ -36,13 +37,12 @@ class _Waiting:
     trust_clock: bool = True  # an old time of change proves that it is complete
 
 
-@dataclass(frozen=True)
-class _Taken:
+class _Taken(NamedTuple):
     version: Version
     digest: str | None  # None: it was refused
 
 
-class WatchedFolder(Stream):
+class WatchedFolder(Stream, events.FileSystemEventHandler):
     """Every version of every file, once. A folder that disappears is watched again when it comes back."""
 
     def __init__(
@@ -131,7 +131,7 @@ class WatchedFolder(Stream):
     def _start_observer(self) -> None:
         observer = Observer()
         try:
-            observer.schedule(_Handler(self), str(self._root), recursive=True)
+            observer.schedule(self, str(self._root), recursive=True)
             observer.start()
         except OSError as error:
             # Too many folders for the system's limit, or a disk without notifications: the scans are left.
@@ -157,19 +157,16 @@ class WatchedFolder(Stream):
                 if path not in self._waiting and (taken is None or taken.version != _version(path)):
                     # Found without notification: perhaps half of a renaming, of which the notification follows.
                     self._waiting[path] = _Waiting(time.monotonic(), trust_clock=trust_clock)
-            self._forget_missing(found)
+            there = set(found)
+            missing = [path for path in self._taken if path not in there]
+            for path in missing[: max(0, len(self._taken) - MOST_REMEMBERED)]:
+                del self._taken[path]
             now = time.monotonic()
             self._next_scan = now + max(self._scan_seconds, SCAN_SHARE * (now - started))
 
-    def _forget_missing(self, found: list[Path]) -> None:
-        there = set(found)
-        missing = [path for path in self._taken if path not in there]
-        for path in missing[: max(0, len(self._taken) - MOST_REMEMBERED)]:
-            del self._taken[path]
-
     # Its files.
 
-    def notice(self, event: events.FileSystemEvent) -> None:
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
         """What the system says has happened; called in the observer's thread."""
         source, target = (Path(os.fsdecode(name)) for name in (event.src_path, event.dest_path))
         with self._changed:
@@ -186,25 +183,24 @@ class WatchedFolder(Stream):
             self._changed.notify_all()
 
     def _expect(self, path: Path, closed: bool) -> None:
-        if path.is_relative_to(self._root) and not self._is_hidden(path):
+        if not path.is_relative_to(self._root):
+            return
+        hidden = any(part.startswith(".") for part in path.relative_to(self._root).parts)
+        if not hidden:
             self._waiting[path] = _Waiting(time.monotonic(), closed=closed)
-
-    def _is_hidden(self, path: Path) -> bool:
-        return any(part.startswith(".") for part in path.relative_to(self._root).parts)
 
     def _follow_renaming(self, source: Path, target: Path) -> None:
         waiting = self._waiting.pop(source, None)
         taken = self._taken.pop(source, None)
         # Another class's folder gives the image another label, so that it is news; another name is not.
-        if taken is not None and self._class_of(source) == self._class_of(target):
-            self._taken[target] = taken
+        if taken is not None:
+            before, now = (class_of(path, self._root, self._labels) for path in (source, target))
+            if before == now:
+                self._taken[target] = taken
         self._expect(target, closed=waiting is None or waiting.closed)
 
-    def _class_of(self, path: Path) -> str | None:
-        return class_of(path, self._root, self._labels)
-
     def _next_complete(self) -> tuple[Path, Version] | None:
-        """Of the waiting files, the first one that is complete; those that are gone or known are let go."""
+        """Of the waiting files, the first one that is complete; forgets those that are gone or known."""
         with self._changed:
             waiting = list(self._waiting.items())
         for path, seen in waiting:
@@ -267,14 +263,6 @@ class WatchedFolder(Stream):
             self._bad += 1
         if self._on_bad_file is not None:
             self._on_bad_file(path, reason)
-
-
-class _Handler(events.FileSystemEventHandler):
-    def __init__(self, folder: WatchedFolder) -> None:
-        self._folder = folder
-
-    def on_any_event(self, event: events.FileSystemEvent) -> None:
-        self._folder.notice(event)
 
 
 def _version(path: Path) -> Version | None:
