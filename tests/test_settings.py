@@ -20,6 +20,13 @@ def test_saved_settings_come_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 
+@pytest.mark.parametrize("name", [each.name for each in Settings.describe() if each.name.endswith("_bytes")])
+def test_settings_counted_in_bytes_take_sizes_as_people_write_them(tmp_path, name):
+    assert getattr(Settings().replace(**{name: "2.5 MiB"}), name) == 2_621_440
+    (tmp_path / "settings.json").write_text(json.dumps({name: "500KB"}))
+    assert getattr(Settings.load(tmp_path / "settings.json"), name) == 500_000
+
+
 def test_settings_that_a_file_does_not_name_have_their_defaults(tmp_path):
     (tmp_path / "settings.json").write_text('{"format": 1, "queue_samples": 7}')
     assert Settings.load(tmp_path / "settings.json") == Settings(queue_samples=7)
@@ -32,7 +39,8 @@ def test_settings_that_a_file_does_not_name_have_their_defaults(tmp_path):
         ("image_size", 32.0, "image_size 32.0: give a whole number"),
         ("image_size", True, "image_size True: give a whole number"),
         ("memory_bytes", 0, "memory_bytes 0: give at least 1"),
-        ("memory_bytes", "2MB", "memory_bytes '2MB': give a whole number"),
+        ("memory_bytes", "2MBit", "memory_bytes: '2MBit' is not a size in bytes: write it like 500KB, 2MB"),
+        ("queue_samples", "2MB", "queue_samples '2MB': give a whole number"),
         ("held_out_share", 0.95, "held_out_share 0.95: give at least 0 and at most 0.9"),
         ("idle_share", float("nan"), "idle_share nan: give a number"),
         ("gate_per_second", float("inf"), "gate_per_second inf: give a number"),

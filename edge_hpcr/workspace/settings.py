@@ -16,7 +16,7 @@ from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import write_atomically
 from edge_hpcr.common.formats import SETTINGS
-from edge_hpcr.common.units import format_bytes
+from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner.codec import CODECS
 
 LABELS = ("none", "folders")  # as streams know them
@@ -112,6 +112,15 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise UserError(self._refusal(error.errors()[0])) from None
+
+    @field_validator("memory_bytes", "held_out_bytes", "queue_bytes", "disk_bytes", mode="before")
+    @classmethod
+    def _parse_size(cls, value: Any, info: ValidationInfo) -> Any:
+        """Takes a size like 2MB as well as a number of bytes."""
+        try:
+            return parse_bytes(value) if isinstance(value, str) else value
+        except UserError as error:
+            raise UserError(f"setting {info.field_name}: {error}") from None
 
     @field_validator("*", mode="after")
     @classmethod
