@@ -5,7 +5,8 @@ import unicodedata
 import pytest
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.workspace.journal import ClassRow, Journal, Move, NewSample
+from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.records import ClassRow, Move, NewSample
 
 
 @pytest.fixture

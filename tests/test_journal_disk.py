@@ -17,8 +17,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import database
 from edge_hpcr.workspace.database import JournalDamaged, open_read_only
 from edge_hpcr.workspace.fold import differences, fold_events
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.queries import Queries
+from edge_hpcr.workspace.records import NewSample
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +45,8 @@ def check_whole(path: Path) -> None:
 FILL_THE_DISK = """
 import json, resource, sys
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.records import NewSample
 journal = Journal(sys.argv[1])
 mug = journal.create_class("mug")
 ids = journal.add_samples([NewSample(1, "", "x" * 100)] * 3000)
@@ -102,7 +104,8 @@ def test_every_commit_is_flushed_to_the_disk(tmp_path):
 
 WRITE = """
 import sys
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.records import NewSample
 journal = Journal(sys.argv[1])
 mine = journal.create_class("class of " + sys.argv[2])
 for _ in range(20):
@@ -152,7 +155,8 @@ def test_many_threads_share_one_journal(tmp_path):
 
 LABEL_FOR_EVER = """
 import sys
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.records import NewSample
 journal = Journal(sys.argv[1])
 name = "class of " + sys.argv[2]
 mine = journal.create_class(name)

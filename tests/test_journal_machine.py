@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.fold import differences, fold_events
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.queries import reading
+from edge_hpcr.workspace.records import NewSample
 
 NAMES = st.sampled_from(["mug", "Mug", "MUG", "cup", "Cup", "ß", "SS", "pen"])
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.workspace.journal import SampleRow
+from edge_hpcr.workspace.records import SampleRow
 from edge_hpcr.workspace.sample_files import SampleFiles, StoredFile
 
 

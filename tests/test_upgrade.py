@@ -21,7 +21,8 @@ from edge_hpcr.live import status_report
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace import database
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.journal import Journal, NewSample
+from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.records import NewSample
 from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
 from export.publish.publish import publish
 from export.publish.snapshot import snapshot_of_workspace

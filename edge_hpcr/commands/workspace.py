@@ -20,9 +20,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status_report import FIELDS, describe, gather
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.journal import ClassRow, Event, Journal, SampleRow
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.label_queue import rank
-from edge_hpcr.workspace.records import clean_name, folded
+from edge_hpcr.workspace.records import ClassRow, Event, SampleRow, clean_name, folded
 from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
 
 SHOWN = 50  # samples in a table
@@ -339,7 +339,8 @@ def list_samples(
     with _open(context.obj) as workspace:
         names = {row.id: row.name for row in workspace.journal.classes()}
         class_id = _pick(workspace, class_name).id if class_name is not None else None
-        chosen = _all_samples(workspace.journal, class_id)
+        every = workspace.journal.all_samples(class_id=class_id)
+        chosen = (row for row in every if row.state != "deleted")
         if queue:
             chosen = _queued_samples(workspace.journal)
         elif suspicious:
@@ -373,13 +374,6 @@ def _suspicious_samples(workspace: Workspace) -> Iterator[SampleRow]:
         row = workspace.journal.sample(suspicion["sample_id"])
         if row.class_id == suspicion["class_id"]:  # nobody has corrected it since
             yield row
-
-
-def _all_samples(journal: Journal, class_id: int | None) -> Iterator[SampleRow]:
-    after = 0
-    while page := journal.samples(class_id=class_id, after_id=after):
-        yield from (row for row in page if row.state != "deleted")
-        after = page[-1].id
 
 
 @samples_commands.command("import")

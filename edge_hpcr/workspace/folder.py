@@ -16,8 +16,9 @@ import numpy as np
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, locked, sha256
 from edge_hpcr.workspace.database import old_format, upgrade
-from edge_hpcr.workspace.journal import Journal, NewSample, SampleRow
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.records import NewSample, SampleRow
 from edge_hpcr.workspace.recover import backup_journal, recover
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings

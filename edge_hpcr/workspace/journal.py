@@ -7,30 +7,21 @@ power cut, and when it raises, nothing has happened. Any process may call; the l
 import json
 import re
 import sqlite3
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.workspace.queries import COLUMNS, IDS, to_sample_row, unknown_sample
-from edge_hpcr.workspace.records import (
-    DELETED,
-    DISMISSED,
-    Body,
-    ClassRow,
-    ClassState,
-    Counts,
-    Event,
-    Move,
-    NewSample,
-    SampleRow,
-    SampleState,
-    clean_name,
-    folded,
-)
-from edge_hpcr.workspace.tables import JournalTables
+from edge_hpcr.workspace import records
+from edge_hpcr.workspace.database import as_user_errors, open_for_writing
+from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
+from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState
 
-__all__ = ["ClassRow", "Counts", "Event", "Journal", "Move", "NewSample", "SampleRow"]
+# Ids are handed out before their rows exist; taking them by the block saves a sync a sample, and gaps do no harm.
+_ID_BLOCK = 64
 
 
 class _Known(NamedTuple):
@@ -39,8 +30,8 @@ class _Known(NamedTuple):
     ever_trained: bool
 
 
-class Journal(JournalTables):
-    """One learner's labels and classes.
+class Journal(Queries):
+    """One learner's labels and classes. Thread-safe.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -55,16 +46,27 @@ class Journal(JournalTables):
     >>> journal.close(); folder.cleanup()
     """
 
-    # Classes ------------------------------------------------------------------------------------------------------
+    def __init__(self, path: Path | str, *, held_out_share: float = 0.1) -> None:
+        self.path = Path(path)
+        self.held_out_share = held_out_share
+        self._lock = threading.RLock()
+        self._spare_ids: list[int] = []
+        super().__init__(open_for_writing(self.path), self.path)
+
+    def close(self) -> None:
+        with self._lock, as_user_errors(self.path):
+            self._db.close()
+
+    # Classes ------------------------------------------------------------------------------------------------
 
     def create_class(self, name: str, colour: str | None = None) -> int:
-        """A new class; its id is never used again, whatever becomes of the class."""
-        name = clean_name(name)
+        """Make a class; its id is never used again, even if the class is deleted."""
+        name = records.clean_name(name)
         _check_colour(colour)
         with self.transaction() as db:
             inserted = db.execute(
                 "INSERT INTO classes (name, folded, colour, state) VALUES (?, ?, ?, 'absent')",
-                (name, folded(name), colour),
+                (name, records.folded(name), colour),
             )
             class_id = int(inserted.lastrowid or 0)
             self._record("create_class", {}, {class_id: ClassState(name, colour, "live", None)})
@@ -77,7 +79,7 @@ class Journal(JournalTables):
             return self.create_class(name) if found is None else found
 
     def rename_class(self, class_id: int, name: str) -> Event:
-        name = clean_name(name)
+        name = records.clean_name(name)
         with self.transaction():
             changed = self._live_class(class_id)._replace(name=name)
             return self._record("rename_class", {}, {class_id: changed})
@@ -95,8 +97,7 @@ class Journal(JournalTables):
         with self.transaction():
             self._live_class(into)
             merged = self._live_class(source)._replace(state="merged", merged_into=into)
-            samples = self._of_class(source)
-            moved = {i: state._replace(class_id=into) for i, state in samples.items()}
+            moved = {i: state._replace(class_id=into) for i, state in self._of_class(source).items()}
             self._record("merge_classes", moved, {source: merged})
             return len(moved)
 
@@ -105,89 +106,173 @@ class Journal(JournalTables):
         with self.transaction():
             ended = self._live_class(class_id)._replace(state="deleted")
             samples = self._of_class(class_id)
-            self._record("delete_class", dict.fromkeys(samples, DELETED), {class_id: ended})
+            self._record("delete_class", dict.fromkeys(samples, records.DELETED), {class_id: ended})
             return len(samples)
 
-    # Samples ------------------------------------------------------------------------------------------------------
+    # Samples ------------------------------------------------------------------------------------------------
+
+    def reserve_ids(self, count: int) -> list[int]:
+        """Ids that nobody else gets, for images that go to disk before their rows."""
+        with self._lock:
+            if len(self._spare_ids) < count:
+                with self.transaction():
+                    fresh = self._next_ids(max(count, _ID_BLOCK))
+                self._spare_ids += fresh  # not before the commit: a full disk takes them back
+            taken, self._spare_ids = self._spare_ids[:count], self._spare_ids[count:]
+            return taken
+
+    def add_samples(self, samples: Iterable[NewSample]) -> list[int]:
+        """Queue samples whose images are on disk; one whose source file is known already gives the known id.
+
+        Not an event: nobody has said anything about them yet.
+        """
+        with self.transaction():
+            return [self._known_or_added(sample) for sample in samples]
+
+    def _known_or_added(self, new: NewSample) -> int:
+        # Asked inside the transaction: a folder may be fed and imported at the same time.
+        known = None if new.source_digest is None else self.known_source(new.source_digest)
+        if known is not None:
+            return known
+        sample_id = self._next_ids(1)[0] if new.id is None else new.id
+        self._db.execute(
+            f"INSERT INTO samples ({COLUMNS}, ever_trained)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', NULL, 0, NULL, 1, 0)",
+            (
+                *(sample_id, new.file, new.digest, new.file_bytes, new.origin, new.source_digest),
+                *(_signed(new.hash64), new.priority, new.width, new.height, time.time()),
+            ),
+        )
+        return sample_id
 
     def label(self, ids: Iterable[int], class_id: int) -> Event:
-        """Give samples a class, or another class; one event for all of them. Nothing to change: nothing is recorded."""
+        """Give samples a class, or another class, as one event; nothing is recorded if nothing changes."""
         with self.transaction():
-            return self._label(ids, class_id)
+            self._live_class(class_id)
+            known = self._known(ids)
+            for sample_id, row in known.items():
+                _refuse_unless_image(sample_id, row)
+            fresh = {i: row for i, row in known.items() if row.state.state != "labelled"}
+            held_out = self._holds_out(class_id, fresh.values())
+            after = {
+                i: SampleState("labelled", class_id, held_out if i in fresh else row.state.held_out)
+                for i, row in known.items()
+            }
+            return self._record("label" if fresh else "correct", after, {})
 
     def label_each(self, labels: Iterable[tuple[int, int]]) -> list[Event]:
-        """Samples and their classes, each an action of its own (each may be held out by itself), in one flush."""
+        """Label samples by separate events in one transaction: each may be held out by itself."""
         with self.transaction():
-            return [self._label([sample_id], class_id) for sample_id, class_id in labels]
-
-    def _label(self, ids: Iterable[int], class_id: int) -> Event:
-        self._live_class(class_id)
-        known = self._known(ids)
-        fresh = [row for row in known.values() if row.state.state != "labelled"]
-        for sample_id, row in known.items():
-            _refuse_unless_image(sample_id, row)
-        held_out = self._holds_out(class_id, fresh)
-        after = {
-            i: SampleState(
-                "labelled", class_id, row.state.held_out if row.state.state == "labelled" else held_out
-            )
-            for i, row in known.items()
-        }
-        return self._record("label" if fresh else "correct", after, {})
+            return [self.label([sample_id], class_id) for sample_id, class_id in labels]
 
     def dismiss(self, ids: Iterable[int]) -> Event:
         """Take samples out of the queue without a label."""
         with self.transaction():
             known = self._known(ids)
             for sample_id, row in known.items():
-                if row.state.state not in ("queued", "dismissed"):
-                    raise UserError(
-                        f"sample {sample_id} is {row.state.state}: only a queued one can be dismissed"
-                    )
-            return self._record("dismiss", dict.fromkeys(known, DISMISSED), {})
+                state = row.state.state
+                if state not in ("queued", "dismissed"):
+                    raise UserError(f"sample {sample_id} is {state}: only a queued one can be dismissed")
+            return self._record("dismiss", dict.fromkeys(known, records.DISMISSED), {})
 
     def delete_samples(self, ids: Iterable[int]) -> Event:
         with self.transaction():
-            return self._record("delete", dict.fromkeys(self._known(ids), DELETED), {})
+            return self._record("delete", dict.fromkeys(self._known(ids), records.DELETED), {})
 
-    # Housekeeping -------------------------------------------------------------------------------------------------
+    # Housekeeping -------------------------------------------------------------------------------------------
+
+    def set_priorities(self, priorities: Mapping[int, float]) -> None:
+        values = [(priority, sample_id) for sample_id, priority in priorities.items()]
+        with self.transaction() as db:
+            db.executemany("UPDATE samples SET priority = ? WHERE id = ?", values)
+
+    def forget_images(self, ids: Iterable[int], covered: int | None = None) -> list[SampleRow]:
+        """Mark these images as dropped; returns the samples whose files may now be removed.
+
+        A sample that is queued, or changed by an event after `covered`, keeps its image: its label may have been undone
+        or given since the caller looked, and is not learned yet.
+        """
+        wanted = (self.last_seq if covered is None else covered, json.dumps([int(i) for i in ids]))
+        which = f"has_image = 1 AND state != 'queued' AND coalesce(labelled_seq, 0) <= ? AND id IN {IDS}"
+        with self.transaction() as db:
+            rows = self._samples(which, wanted)
+            db.execute(f"UPDATE samples SET has_image = 0 WHERE {which}", wanted)
+            return rows
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Add to the counters, such as what the gate skipped and why."""
+        query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
+        with self.transaction() as db:
+            db.executemany(query, list(counts.items()))
 
     def drop_queued(self, ids: Iterable[int]) -> list[SampleRow]:
-        """Let samples leave the bounded queue; returns those that were still in it. Their files go afterwards."""
-        wanted = json.dumps([int(i) for i in ids])
+        """Remove samples from the queue; returns those that were still in it. Their files go afterwards."""
         with self.transaction() as db:
-            dropped = self._rows(
-                f"SELECT {COLUMNS} FROM samples WHERE state = 'queued' AND id IN {IDS}", (wanted,)
-            )
-            rows = [to_sample_row(row) for row in dropped]
+            rows = self._samples(f"state = 'queued' AND id IN {IDS}", (json.dumps([int(i) for i in ids]),))
             # A sample that events speak of keeps its row: they must still add up, and redo must find it.
             mentioned = [row.id for row in rows if row.labelled_seq is not None]
             if mentioned:
-                self._record("evict", dict.fromkeys(mentioned, DELETED), {})
+                self._record("evict", dict.fromkeys(mentioned, records.DELETED), {})
                 db.execute(f"UPDATE samples SET has_image = 0 WHERE id IN {IDS}", (json.dumps(mentioned),))
             rest = json.dumps([row.id for row in rows if row.labelled_seq is None])
             db.execute(f"DELETE FROM samples WHERE id IN {IDS}", (rest,))
             return rows
 
-    # Events -------------------------------------------------------------------------------------------------------
+    # Events -------------------------------------------------------------------------------------------------
 
     def undo(self) -> Event:
-        """Take back the last action that still stands."""
-        with self.transaction() as db:
-            (seq,) = db.execute("SELECT max(seq) FROM actions WHERE undone = 0").fetchone()
-            if seq is None:
-                raise UserError("nothing to undo: no action is left that could be taken back")
-            return self._restore(seq, "undo")
+        """Take back the last action that is not undone."""
+        refusal = "nothing to undo: no action is left that could be taken back"
+        return self._restore("undo", "SELECT max(seq) FROM actions WHERE undone = 0", refusal)
 
     def redo(self) -> Event:
         """Do again what was undone last."""
-        with self.transaction() as db:
-            (seq,) = db.execute("SELECT min(seq) FROM actions WHERE undone = 1").fetchone()
-            if seq is None:
-                raise UserError("nothing to redo: nothing was undone since the last action")
-            return self._restore(seq, "redo")
+        refusal = "nothing to redo: nothing was undone since the last action"
+        return self._restore("redo", "SELECT min(seq) FROM actions WHERE undone = 1", refusal)
 
-    # Inside a transaction -----------------------------------------------------------------------------------------
+    def _restore(self, kind: str, which: str, refusal: str) -> Event:
+        with self.transaction():
+            ((seq,),) = self._rows(which)
+            if seq is None:
+                raise UserError(refusal)
+            ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
+            body = Body.from_json(text)
+            wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
+            known = self._known(wanted) if wanted else {}
+            reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
+            classes = {i: before if kind == "undo" else after for i, before, after in body.classes}
+            lost = [i for i in wanted if wanted[i] != reached[i]]
+            return self._record(kind, reached, classes, of=seq, lost=lost)
+
+    # Transactions -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Everything that is written in the block is stored at its end, or nothing of it; blocks may be nested."""
+        with self._lock, as_user_errors(self.path):
+            nested = self._db.in_transaction
+            if not nested:
+                self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                if not nested:
+                    self._db.execute("COMMIT")
+            except BaseException:
+                # After a full disk SQLite may have rolled back by itself.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return super()._rows(query, parameters)
+
+    def _next_ids(self, count: int) -> list[int]:
+        ((first,),) = self._rows("SELECT value FROM meta WHERE key = 'next_sample'")
+        self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_sample'", (first + count,))
+        return list(range(first, first + count))
+
+    # Inside a transaction -----------------------------------------------------------------------------------
 
     def _record(
         self,
@@ -212,35 +297,25 @@ class Journal(JournalTables):
         at = time.time()
         if not body.samples and not body.classes and of is None:
             return Event(self.last_seq, at, kind, [], [])
-        inserted = self._db.execute(
-            "INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", (at, kind, body.to_json())
-        )
+        values = (at, kind, body.to_json())
+        inserted = self._db.execute("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", values)
         seq = int(inserted.lastrowid or 0)
         apply(self._db, seq, body)
         note_action(self._db, seq, kind, of)
         event = Event.of_body(seq, at, kind, body)
-        self._refuse_labels_of(event.closed)
+        for class_id in event.closed:
+            if self._of_class(class_id):
+                raise UserError(f"class {class_id} still has labels: undo or change those first")
         return event
-
-    def _restore(self, seq: int, kind: str) -> Event:
-        ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
-        body = Body.from_json(text)
-        wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
-        known = self._known(wanted) if wanted else {}
-        reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
-        classes = {i: before if kind == "undo" else after for i, before, after in body.classes}
-        return self._record(
-            kind, reached, classes, of=seq, lost=[i for i in wanted if wanted[i] != reached[i]]
-        )
 
     def _known(self, ids: Iterable[int]) -> dict[int, _Known]:
         wanted = list(dict.fromkeys(int(i) for i in ids))
         if not wanted:
             raise UserError("no sample was named: give at least one")
-        rows = self._rows(
-            f"SELECT id, state, class_id, held_out, has_image, ever_trained FROM samples WHERE id IN {IDS}",
-            (json.dumps(wanted),),
+        query = (
+            f"SELECT id, state, class_id, held_out, has_image, ever_trained FROM samples WHERE id IN {IDS}"
         )
+        rows = self._rows(query, (json.dumps(wanted),))
         found = {i: _Known(SampleState(s, c, bool(h)), bool(image), bool(t)) for i, s, c, h, image, t in rows}
         for sample_id in wanted:
             if sample_id not in found:
@@ -248,55 +323,37 @@ class Journal(JournalTables):
         return {i: found[i] for i in wanted}
 
     def _of_class(self, class_id: int) -> dict[int, SampleState]:
-        rows = self._rows(
-            "SELECT id, state, class_id, held_out FROM samples WHERE class_id = ? ORDER BY id", (class_id,)
-        )
+        query = "SELECT id, state, class_id, held_out FROM samples WHERE class_id = ? ORDER BY id"
+        rows = self._rows(query, (class_id,))
         return {i: SampleState(state, of, bool(held_out)) for i, state, of, held_out in rows}
 
     def _class(self, class_id: int) -> ClassState:
-        rows = self._rows(
-            f"SELECT name, colour, state, merged_into FROM classes WHERE id IN {IDS}",
-            (json.dumps([int(class_id)]),),
-        )
+        query = f"SELECT name, colour, state, merged_into FROM classes WHERE id IN {IDS}"
+        rows = self._rows(query, (json.dumps([int(class_id)]),))
         if not rows:
             raise UserError(f"unknown class {class_id}: no class has that id")
         return ClassState(*rows[0])
 
     def _live_class(self, class_id: int) -> ClassState:
         found = self._class(class_id)
+        name = f"class {class_id} {found.name!r}"
         if found.state == "merged":
-            raise UserError(
-                f"class {class_id} {found.name!r} was merged into {found.merged_into}: use that one"
-            )
+            raise UserError(f"{name} was merged into {found.merged_into}: use that one")
         if found.state != "live":
-            raise UserError(
-                f"class {class_id} {found.name!r} was deleted: undo that, or choose another class"
-            )
+            raise UserError(f"{name} was deleted: undo that, or choose another class")
         return found
 
     def _refuse_taken(self, name: str, own_id: int) -> None:
-        rows = self._rows(
-            "SELECT id, name FROM classes WHERE folded = ? AND state = 'live' AND id != ?",
-            (folded(name), own_id),
-        )
-        if rows:
-            taken, existing = rows[0]
+        query = "SELECT id, name FROM classes WHERE folded = ? AND state = 'live' AND id != ?"
+        for taken, existing in self._rows(query, (records.folded(name), own_id)):
             how = "exists already" if existing == name else f"differs only in case from {existing!r}"
-            raise UserError(
-                f"class name {name!r} {how} (class {taken}): choose another name, or rename that class"
-            )
-
-    def _refuse_labels_of(self, closed: Collection[int]) -> None:
-        for class_id in closed:
-            if self._of_class(class_id):
-                raise UserError(f"class {class_id} still has labels: undo or change those first")
+            change = "choose another name, or rename that class"
+            raise UserError(f"class name {name!r} {how} (class {taken}): {change}")
 
     def _holds_out(self, class_id: int, fresh: Collection[_Known]) -> bool:
         """Whether this action's new labels are for measuring. All or none: a burst's frames look the same."""
-        rows = self._rows(
-            "SELECT count(*), coalesce(sum(held_out), 0) FROM samples WHERE class_id = ?", (class_id,)
-        )
-        labels, held_out = rows[0]
+        query = "SELECT count(*), coalesce(sum(held_out), 0) FROM samples WHERE class_id = ?"
+        ((labels, held_out),) = self._rows(query, (class_id,))
         # What has been trained on once, before an undo, must not measure.
         if labels == 0 or any(row.ever_trained for row in fresh):
             return False
@@ -315,7 +372,7 @@ def apply(db: sqlite3.Connection, seq: int, body: Body) -> None:
     )
     db.executemany(
         "UPDATE classes SET name = ?, colour = ?, state = ?, merged_into = ?, folded = ? WHERE id = ?",
-        [(*after, folded(after.name), class_id) for class_id, _, after in body.classes],
+        [(*after, records.folded(after.name), class_id) for class_id, _, after in body.classes],
     )
 
 
@@ -332,7 +389,7 @@ def _reachable(wanted: SampleState, row: _Known) -> SampleState:
     """A sample whose image is gone cannot be queued or learned again; one that is labelled may change its class."""
     if row.has_image or wanted.state in ("dismissed", "deleted"):
         return wanted
-    return wanted if wanted.state == row.state.state == "labelled" else DELETED
+    return wanted if wanted.state == row.state.state == "labelled" else records.DELETED
 
 
 def _refuse_unless_image(sample_id: int, row: _Known) -> None:
@@ -345,3 +402,7 @@ def _refuse_unless_image(sample_id: int, row: _Known) -> None:
 def _check_colour(colour: str | None) -> None:
     if colour is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", colour) is None:
         raise UserError(f"colour {colour!r}: write it like #1f77b4")
+
+
+def _signed(hash64: int) -> int:
+    return hash64 - 2**64 if hash64 >= 2**63 else hash64  # SQLite's whole numbers are signed

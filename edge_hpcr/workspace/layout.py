@@ -1,76 +1,42 @@
 """Where everything lies in a workspace."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import WRITING
 
-@dataclass(frozen=True)
+
 class Layout:
-    path: Path
+    """The places of a workspace's files."""
 
-    @property
-    def settings(self) -> Path:
-        return self.path / "settings.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.sqlite"
-
-    @property
-    def backup(self) -> Path:
-        return self.path / "journal.backup.sqlite"
-
-    @property
-    def images(self) -> Path:
-        return self.path / "images"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine"
-
-    @property
-    def exports(self) -> Path:
-        return self.path / "exports"
-
-    @property
-    def benchmarks(self) -> Path:
-        return self.path / "benchmarks"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.settings = self.path / "settings.json"
+        self.journal = self.path / "journal.sqlite"
+        self.backup = self.path / "journal.backup.sqlite"
+        self.images = self.path / "images"
+        self.checkpoints = self.path / "checkpoints"
+        self.quarantine = self.path / "quarantine"
+        self.exports = self.path / "exports"
+        self.benchmarks = self.path / "benchmarks"
+        self.lock = self.path / "lock"
+        self.status = self.path / "status.json"
 
     def is_workspace(self) -> bool:
         return any(part.exists() for part in (self.settings, self.journal, self.backup))
 
+    def check_exists(self) -> None:
+        if not self.is_workspace():
+            raise UserError(f"no workspace at {self.path}: `learn --workspace {self.path}` makes one")
+
     def strangers(self) -> list[str]:
-        """What lies there and is not ours. Ours may be there alone: a new workspace whose making was cut short."""
-        ours = {
-            "images",
-            "checkpoints",
-            "quarantine",
-            "exports",
-            "benchmarks",
-            "lock",
-            "settings.json.writing",
-        }
+        """Names there that are not ours; ours may be there alone if making the workspace was cut short."""
+        folders = (self.images, self.checkpoints, self.quarantine, self.exports, self.benchmarks)
+        ours = {*(part.name for part in (*folders, self.lock)), self.settings.name + WRITING}
         names = (entry.name for entry in self.path.iterdir())
         return sorted(name for name in names if name not in ours and not name.startswith("."))
 
     def checkpoint_folders(self) -> list[Path]:
         """Whole checkpoints by name, oldest first."""
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(
-            folder
-            for folder in self.checkpoints.iterdir()
-            if folder.is_dir() and folder.name.startswith("step-") and not folder.suffix
-        )
+        folders = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        return sorted(f for f in folders if f.is_dir() and f.name.startswith("step-") and not f.suffix)

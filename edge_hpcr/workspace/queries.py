@@ -9,23 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.workspace import records
 from edge_hpcr.workspace.database import as_user_errors, has_tables, is_old, open_read_only
-from edge_hpcr.workspace.records import (
-    Body,
-    ClassRow,
-    ClassState,
-    Counts,
-    Event,
-    SampleRow,
-    SampleState,
-    clean_name,
-    folded,
-)
+from edge_hpcr.workspace.records import ClassRow, ClassState, Counts, Event, SampleRow, SampleState
 
-COLUMNS = ", ".join(field.name for field in fields(SampleRow))
+SAMPLE_FIELDS = [field.name for field in fields(SampleRow)]
+COLUMNS = ", ".join(SAMPLE_FIELDS)
 IDS = "(SELECT value FROM json_each(?))"  # a list of any length as one parameter
 
-COUNTS = (  # in the order of Counts
+_EVENTS = "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq"
+_COUNTS = (  # in the order of Counts
     "SELECT (SELECT count(*) FROM samples WHERE class_id IS NOT NULL),"
     " (SELECT count(*) FROM samples WHERE class_id IS NOT NULL AND held_out = 1),"
     " (SELECT count(*) FROM samples WHERE state = 'queued'),"
@@ -48,6 +41,10 @@ class Queries:
         with as_user_errors(self.path):
             return self._db.execute(query, tuple(parameters)).fetchall()
 
+    def _samples(self, condition: str, parameters: Collection[Any] = ()) -> list[SampleRow]:
+        rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {condition}", parameters)
+        return [to_sample_row(row) for row in rows]
+
     # Classes and events -----------------------------------------------------------------------------------------------
 
     def classes(self) -> list[ClassRow]:
@@ -61,7 +58,7 @@ class Queries:
 
     def class_id(self, name: str) -> int | None:
         """The live class of this name, in any case."""
-        key = folded(clean_name(name))
+        key = records.folded(records.clean_name(name))
         rows = self._rows("SELECT id FROM classes WHERE folded = ? AND state = 'live'", (key,))
         return rows[0][0] if rows else None
 
@@ -70,23 +67,18 @@ class Queries:
         return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
 
     def events_after(self, seq: int, limit: int = 1000) -> list[Event]:
-        rows = self._rows(
-            "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
-        )
-        return [Event.of_body(number, at, kind, Body.from_json(body)) for number, at, kind, body in rows]
+        rows = self._rows(f"{_EVENTS} LIMIT ?", (seq, limit))
+        return [Event.of_body(i, at, kind, records.Body.from_json(body)) for i, at, kind, body in rows]
 
     def stored_events(self, after: int = 0) -> Iterator[tuple[int, float, str, str]]:
         """Every event as it is stored, its body unread; all of them need not fit into memory."""
         with as_user_errors(self.path):
-            yield from self._db.execute(
-                "SELECT seq, at, kind, body FROM events WHERE seq > ? ORDER BY seq", (after,)
-            )
+            yield from self._db.execute(_EVENTS, (after,))
 
     def actions(self) -> list[tuple[int, bool]]:
         """The events that can be undone or redone, and whether each is undone."""
-        return [
-            (seq, bool(undone)) for seq, undone in self._rows("SELECT seq, undone FROM actions ORDER BY seq")
-        ]
+        rows = self._rows("SELECT seq, undone FROM actions ORDER BY seq")
+        return [(seq, bool(undone)) for seq, undone in rows]
 
     def class_states(self) -> dict[int, ClassState]:
         """Every class that ever was."""
@@ -96,37 +88,22 @@ class Queries:
     # Samples ----------------------------------------------------------------------------------------------------------
 
     def sample(self, sample_id: int) -> SampleRow:
-        rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps([sample_id]),))
-        if not rows:
-            raise unknown_sample(sample_id)
-        return to_sample_row(rows[0])
+        return self.rows_of([sample_id])[0]
 
     def queued(self, limit: int = 1000) -> list[SampleRow]:
         """The queue, highest priority first."""
-        query = (
-            f"SELECT {COLUMNS} FROM samples WHERE state = 'queued' ORDER BY priority DESC, id LIMIT {limit:d}"
-        )
-        return [to_sample_row(row) for row in self._rows(query)]
+        return self._samples("state = 'queued' ORDER BY priority DESC, id LIMIT ?", (limit,))
 
-    def samples(
-        self,
-        class_id: int | None = None,
-        state: str | None = None,
-        held_out: bool | None = None,
-        after_id: int = 0,
-        limit: int = 1000,
-    ) -> list[SampleRow]:
-        """Samples by id, page by page: give the last id of a page as `after_id` for the next one."""
-        wanted = {"class_id": class_id, "state": state, "held_out": held_out}
+    def samples(self, after_id: int = 0, limit: int = 1000, **wanted: int | str | None) -> list[SampleRow]:
+        """Samples by id whose columns have these values, None for any; `after_id` is the last id of the page before."""
         given = {name: value for name, value in wanted.items() if value is not None}
-        query = f"SELECT {COLUMNS} FROM samples WHERE id > ?{''.join(f' AND {name} = ?' for name in given)}"
-        rows = self._rows(f"{query} ORDER BY id LIMIT ?", (after_id, *given.values(), limit))
-        return [to_sample_row(row) for row in rows]
+        columns = "".join(f" AND {name} = ?" for name in given)
+        return self._samples(f"id > ?{columns} ORDER BY id LIMIT ?", (after_id, *given.values(), limit))
 
-    def all_samples(self, state: str | None = None, held_out: bool | None = None) -> Iterator[SampleRow]:
-        """Every sample, oldest first, however many there are."""
+    def all_samples(self, **wanted: int | str | None) -> Iterator[SampleRow]:
+        """Every sample with these values, oldest first; all of them need not fit into memory."""
         after = 0
-        while page := self.samples(state=state, held_out=held_out, after_id=after):
+        while page := self.samples(after, 1000, **wanted):
             yield from page
             after = page[-1].id
 
@@ -149,21 +126,15 @@ class Queries:
 
     def rows_of(self, ids: list[int]) -> list[SampleRow]:
         """These samples, in this order."""
-        found = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id IN {IDS}", (json.dumps(ids),))
-        rows = {row.id: row for row in map(to_sample_row, found)}
+        rows = {row.id: row for row in self._samples(f"id IN {IDS}", (json.dumps(ids),))}
+        for sample_id in ids:
+            if sample_id not in rows:
+                raise unknown_sample(sample_id)
         return [rows[sample_id] for sample_id in ids]
 
     def sample_states(self) -> dict[int, SampleState]:
         rows = self._rows("SELECT id, state, class_id, held_out FROM samples")
         return {i: SampleState(state, class_id, bool(held_out)) for i, state, class_id, held_out in rows}
-
-    def with_image(self) -> Iterator[SampleRow]:
-        with as_user_errors(self.path):
-            for row in self._db.execute(f"SELECT {COLUMNS} FROM samples WHERE has_image = 1 ORDER BY id"):
-                yield to_sample_row(row)
-
-    def labelled_without_image(self) -> set[int]:
-        return {i for (i,) in self._rows("SELECT id FROM samples WHERE state = 'labelled' AND has_image = 0")}
 
     def labels_of(self, ids: Iterable[int]) -> dict[int, int]:
         """The class of each of these samples that is labelled."""
@@ -191,7 +162,7 @@ class Queries:
     # The whole --------------------------------------------------------------------------------------------------------
 
     def counts(self) -> Counts:
-        return Counts(*self._rows(COUNTS)[0])
+        return Counts(*self._rows(_COUNTS)[0])
 
     def counters(self) -> dict[str, int]:
         return dict(self._rows("SELECT name, value FROM counters ORDER BY name"))
@@ -203,16 +174,14 @@ class Queries:
 
     def broken_references(self) -> list[str]:
         """Rows that speak of others which are missing, or of classes that have ended."""
-        missing = self._rows("PRAGMA foreign_key_check")
-        ended = self._rows(
-            "SELECT s.id, c.id FROM samples s JOIN classes c ON s.class_id = c.id WHERE c.state != 'live'"
-        )
-        return [
-            *(
-                f"row {row} of {table} refers to a row of {other} that is missing"
-                for table, row, other, _ in missing
-            ),
-            *(f"sample {sample} is labelled with class {of}, which is not live" for sample, of in ended),
+        missing = [
+            f"row {row} of {table} refers to a row of {other} that is missing"
+            for table, row, other, _ in self._rows("PRAGMA foreign_key_check")
+        ]
+        ended = "SELECT s.id, c.id FROM samples s JOIN classes c ON s.class_id = c.id WHERE c.state != 'live'"
+        return missing + [
+            f"sample {sample} is labelled with class {class_id}, which is not live"
+            for sample, class_id in self._rows(ended)
         ]
 
 
@@ -231,6 +200,6 @@ def unknown_sample(sample_id: int) -> UserError:
 
 
 def to_sample_row(row: tuple[Any, ...]) -> SampleRow:
-    values = dict(zip((field.name for field in fields(SampleRow)), row, strict=True))
-    values |= {"held_out": bool(values["held_out"]), "has_image": bool(values["has_image"])}
+    values = dict(zip(SAMPLE_FIELDS, row, strict=True))
+    values |= {name: bool(values[name]) for name in ("held_out", "has_image")}
     return SampleRow(**{**values, "hash64": values["hash64"] % 2**64})

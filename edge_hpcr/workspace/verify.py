@@ -45,7 +45,8 @@ class Facts:
 
 
 def workspace_facts(path: Path | str) -> Facts:
-    layout = _layout(path)
+    layout = Layout(path)
+    layout.check_exists()
     names = [folder.name for folder in layout.checkpoint_folders()]
     with reading(layout.journal) as journal:
         return Facts(journal.last_seq, len(journal.classes()), journal.counts(), names)
@@ -53,7 +54,8 @@ def workspace_facts(path: Path | str) -> Facts:
 
 def verify_workspace(path: Path | str) -> list[Problem]:
     """Everything that is wrong; an empty list for a workspace that is whole."""
-    layout = _layout(path)
+    layout = Layout(path)
+    layout.check_exists()
     settings = Settings.load(layout.settings)
     # Checkpoints first: what they have applied must be in a journal that is read later.
     applied, problems = _check_checkpoints(layout, settings)
@@ -67,13 +69,6 @@ def verify_workspace(path: Path | str) -> list[Problem]:
         start = "start `learn` on the workspace, which restores what can be read"
         problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), start))
     return problems + _check_exports(layout)
-
-
-def _layout(path: Path | str) -> Layout:
-    layout = Layout(Path(path))
-    if not layout.is_workspace():
-        raise UserError(f"no workspace at {layout.path}: `learn --workspace {layout.path}` makes one")
-    return layout
 
 
 # The journal ------------------------------------------------------------------------------------------------------
@@ -122,7 +117,7 @@ def _check_images(journal: Queries, layout: Layout) -> list[Problem]:
     files = SampleFiles(layout.images)
     problems = []
     known = set()
-    for row in journal.with_image():
+    for row in journal.all_samples(has_image=True):
         known.add(row.file)
         # Since the moment that `journal` shows, the sample may have left the queue, and its file with it.
         if not files.matches(row) and _still_has_image(layout, row.id):
@@ -198,7 +193,8 @@ def _check_applied(journal: Queries, layout: Layout, applied: dict[str, int]) ->
             needed |= {i for i, before, after in body.samples if before.class_id is None and after.class_id}
     except BrokenChain:
         pass  # said of the journal already
-    for sample_id in sorted(needed & journal.labelled_without_image()):
+    gone = {row.id for row in journal.all_samples(state="labelled", has_image=False)}
+    for sample_id in sorted(needed & gone):
         what = (
             f"sample {sample_id} was labelled after event {oldest}, the oldest checkpoint, and has no image"
         )
