@@ -137,6 +137,12 @@ def test_without_room_nothing_is_left_behind(tmp_path):
     assert names == []
 
 
+def test_an_image_that_cannot_be_encoded_leaves_none_of_those_before_it(files):
+    with pytest.raises(UserError, match="cannot be encoded"):
+        files.write_many([(1, picture(8, 8)), (2, np.zeros((8, 8, 3)))])
+    assert list(files.names()) == []
+
+
 def test_a_jpeg_is_read_as_opencv_writes_it(files):
     stored = files.write(5, picture(200, 300))
     bgr = cv2.imread(str(files.folder / stored.file))

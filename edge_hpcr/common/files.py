@@ -79,6 +79,15 @@ def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+@contextmanager
+def disk_errors(what: str, advice: str = "") -> Iterator[None]:
+    """Turn what the disk refuses into one clear line: what was done, the system's reason, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {reason_of(error)}{'; ' if advice else ''}{advice}") from error
+
+
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder: a rename alone may reach the disk before the contents do."""
     if sys.platform == "win32" and path.is_dir():

@@ -63,30 +63,25 @@ class JournalDamaged(UserError):
 
 @contextmanager
 def as_user_errors(path: Path) -> Iterator[None]:
-    """What the disk and other processes do to a database becomes one clear line; our own mistakes stay what they are."""
+    """Turn what the disk and other processes do to a database into one clear line; other errors pass."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        code = None if code is None else code & 0xFF  # the low byte is the kind, the rest its details
-        if code in _DAMAGE:
-            raise JournalDamaged(f"journal {path}: {_REASONS[code]} ({error})") from error
-        if code in _REASONS:
-            raise UserError(f"journal {path}: {_REASONS[code]} ({error})") from error
-        raise
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind, the rest its details
+        if code not in _REASONS:
+            raise
+        kind = JournalDamaged if code in _DAMAGE else UserError
+        raise kind(f"journal {path}: {_REASONS[code]} ({error})") from error
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """The journal, made if it is missing; every commit is on the disk when it returns."""
     with as_user_errors(path):
-        connection = sqlite3.connect(
-            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             _switch_to_wal(connection)
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+            for pragma in ("synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {_LOG_BYTES}"):
+                connection.execute(f"PRAGMA {pragma}")
             _make_tables(connection)
             if is_old(connection, path):
                 raise UserError(f"journal {path} is of an older version: open its workspace with `learn`")
@@ -136,15 +131,12 @@ def old_format(path: Path) -> int | None:
         return int(db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()[0])
 
 
-def upgrade(path: Path) -> list[str]:
+def upgrade_journal(path: Path) -> list[str]:
     """Bring a journal to the current format in one transaction: killed at any moment, it is the old or the new one."""
     written = old_format(path)
     if written is None:
         return []
-    with (
-        closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as db,
-        as_user_errors(path),
-    ):
+    with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None)) as db, as_user_errors(path):
         db.execute("PRAGMA synchronous = FULL")
         db.execute("BEGIN IMMEDIATE")  # closing without a commit takes everything back
         report = JOURNAL.upgrade(db, written)
@@ -173,9 +165,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{option}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-    )
+    address = f"{path.absolute().as_uri()}?{option}"
+    connection = sqlite3.connect(address, BUSY_SECONDS, isolation_level=None, uri=True)
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:

@@ -9,20 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk, locked, sha256
-from edge_hpcr.workspace.database import old_format, upgrade
+from edge_hpcr.common.files import disk_errors, flush_to_disk, locked, sha256
+from edge_hpcr.workspace.database import old_format, upgrade_journal
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.records import NewSample, SampleRow
 from edge_hpcr.workspace.recover import backup_journal, recover
 from edge_hpcr.workspace.sample_files import SampleFiles
-from edge_hpcr.workspace.settings import Settings
-from edge_hpcr.workspace.settings import upgrade as upgrade_settings
+from edge_hpcr.workspace.settings import Settings, upgrade_settings
 
 LOG = logging.getLogger(__name__)
 QUARANTINE_FILE_BYTES = 5_000_000
@@ -44,43 +42,35 @@ class Taken:
 class Workspace:
     """One learner's folder, opened; close it, or use it in a `with`."""
 
-    def __init__(
-        self, layout: Layout, settings: Settings, journal: Journal, lock: ExitStack | None, report: list[str]
-    ) -> None:
-        self.layout = layout
-        self.path = layout.path
-        self.settings = settings
-        self.journal = journal
+    def __init__(self, layout: Layout, settings: Settings, lock: ExitStack | None, report: list[str]) -> None:
+        self.layout, self.path, self.settings = layout, layout.path, settings
+        self.journal = Journal(layout.journal, held_out_share=settings.held_out_share)
         self.files = SampleFiles(layout.images)
-        self.report = report  # what was found damaged at the opening, and what became of it
+        self.report = report  # what was damaged, upgraded or unknown at the opening
         self._lock = lock
         self._changing = threading.Lock()
 
     @classmethod
     def open(cls, path: Path | str, create: bool = True, learning: bool = True) -> "Workspace":
         """Open a workspace; with `learning` as the one process that learns in it, otherwise to label and to look."""
-        layout = Layout(Path(path))
+        layout = Layout(path)
         _check_place(layout, create and learning)
         if not learning:
-            settings = Settings.load(layout.settings)
+            settings, report = Settings.load(layout.settings), []
             if not layout.journal.exists():
                 raise UserError(
                     f"{layout.journal} is missing: start `learn` on the workspace, which restores it"
                 )
-            report = []
             if old_format(layout.journal) is not None:
                 with _take_lock(layout):
                     report = _upgrade(layout)
-            return cls(layout, settings, _journal(layout, settings), None, report)
-        lock = _take_lock(layout)
-        try:
+            return cls(layout, settings, None, report)
+        with _take_lock(layout) as lock:
             settings = _own_settings(layout)
             report = recover(layout) + _upgrade(layout) + settings.report_unknown(layout.settings)
-            workspace = cls(layout, settings, _journal(layout, settings), lock, report)
+            workspace = cls(layout, settings, lock, report)
             workspace.remove_orphans()
-        except BaseException:
-            lock.close()
-            raise
+            workspace._lock = lock.pop_all()  # nothing failed: held until `close`
         return workspace
 
     def close(self) -> None:
@@ -91,18 +81,15 @@ class Workspace:
     def __enter__(self) -> "Workspace":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def change_settings(self, **changes: object) -> Settings:
-        """Change settings for good; learner and journal take over what they can at once."""
+        """Change and save settings; learner and journal use at once what they can."""
         with self._changing:
             changed = self.settings.replace(**changes)
             changed.save(self.layout.settings)
-            self.settings = changed
-            self.journal.held_out_share = changed.held_out_share
+            self.settings, self.journal.held_out_share = changed, changed.held_out_share
             return changed
 
     # Samples ------------------------------------------------------------------------------------------------------
@@ -115,7 +102,7 @@ class Workspace:
         hash64: int = 0,
         priority: float = 0.0,
     ) -> int:
-        """Put an image into the queue: first the file, then the row."""
+        """Queue an image: first the file, then the row."""
         return self.take_many([Taken(image, origin, source_digest, hash64, priority)])[0]
 
     def take_many(self, taken: Sequence[Taken]) -> list[int]:
@@ -133,21 +120,11 @@ class Workspace:
             # The process that learns removes images without a row when it opens the workspace.
             raise UserError(f"{self.path} was opened for labelling only: images need it opened for learning")
         ids = self.journal.reserve_ids(len(taken))
-        stored = self.files.write_many(
-            [(sample_id, item.image) for sample_id, item in zip(ids, taken, strict=True)]
-        )
+        stored = self.files.write_many([(i, item.image) for i, item in zip(ids, taken, strict=True)])
         rows = [
             NewSample(
-                file_bytes=file.bytes,
-                digest=file.digest,
-                origin=item.origin,
-                hash64=item.hash64,
-                priority=item.priority,
-                width=file.width,
-                height=file.height,
-                file=file.file,
-                source_digest=item.source_digest,
-                id=sample_id,
+                *(file.bytes, file.digest, item.origin, item.hash64, item.priority),
+                *(file.width, file.height, file.file, item.source_digest, sample_id),
             )
             for sample_id, item, file in zip(ids, taken, stored, strict=True)
         ]
@@ -164,11 +141,11 @@ class Workspace:
         return self.files.read(self.journal.sample(sample_id))
 
     def drop_queued(self, ids: Iterable[int]) -> list[SampleRow]:
-        """Let samples leave the queue, with their images; returns those that were still in it."""
+        """Remove samples and their images from the queue; returns those that were still in it."""
         return self._remove_files(self.journal.drop_queued(ids))
 
     def forget_images(self, ids: Iterable[int], covered: int | None = None) -> list[SampleRow]:
-        """Drop images, but for samples that are queued or that an event after `covered` is about; returns the dropped."""
+        """Drop images, except of samples that are queued or changed after event `covered`; returns the dropped."""
         return self._remove_files(self.journal.forget_images(ids, covered))
 
     def _remove_files(self, rows: list[SampleRow]) -> list[SampleRow]:
@@ -185,12 +162,12 @@ class Workspace:
     # Bad files ----------------------------------------------------------------------------------------------------
 
     def quarantine(self, path: Path, reason: str) -> None:
-        """Note a file that could not be used, and keep a copy of a small one; the stream goes on whatever happens."""
+        """Note a file that could not be used, and keep a copy of a small one; never fails."""
         notes = self.layout.quarantine / "quarantine.jsonl"
         try:
             self.layout.quarantine.mkdir(exist_ok=True)
             if notes.exists() and notes.stat().st_size > QUARANTINE_FILE_BYTES:
-                return  # whoever has not looked after so many bad files will not miss the next one
+                return  # enough of them are noted
             line = {"path": str(path), "reason": reason, "copy": self._keep_copy(path), "at": time.time()}
             with notes.open("a", encoding="utf-8") as file:
                 # Names that are no valid UTF-8 exist; JSON's escapes carry them.
@@ -214,32 +191,25 @@ class Workspace:
 
 def _check_place(layout: Layout, create: bool) -> None:
     path = layout.path
-    try:
+    with disk_errors(f"workspace {path}", "name a folder that can be written"):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: name a folder for the workspace")
         if layout.is_workspace():
             return
         if not create:
-            raise UserError(f"no workspace at {path}: `learn --workspace {path}` makes one")
+            layout.check_exists()
         if path.exists() and (strange := layout.strangers()):
-            raise UserError(
-                f"{path} holds something else than a workspace ({strange[0]}): name an empty or a new folder"
-            )
+            other = f"{path} holds something else than a workspace ({strange[0]})"
+            raise UserError(f"{other}: name an empty or a new folder")
         path.mkdir(parents=True, exist_ok=True)
         flush_to_disk(path.parent)
-    except OSError as error:
-        raise UserError(f"workspace {path}: {error.strerror}; name a folder that can be written") from error
 
 
 def _take_lock(layout: Layout) -> ExitStack:
     lock = ExitStack()
     busy = f"workspace {layout.path} is in use by process {{owner}}: end that first, or use another workspace"
-    try:
+    with disk_errors(f"workspace {layout.path} cannot be written", "learning needs a writable folder"):
         lock.enter_context(locked(layout.lock, busy, LOCK_SECONDS))
-    except OSError as error:
-        raise UserError(
-            f"workspace {layout.path} cannot be written: {error.strerror}; learning needs a writable folder"
-        ) from error
     return lock
 
 
@@ -251,19 +221,13 @@ def _upgrade(layout: Layout) -> list[str]:
         return changed
     kept = layout.path / f"journal.format-{written}.sqlite"
     backup_journal(layout.journal, kept)
-    return [*changed, *upgrade(layout.journal), f"the journal as it was is kept in {kept}"]
+    return [*changed, *upgrade_journal(layout.journal), f"the journal as it was is kept in {kept}"]
 
 
 def _own_settings(layout: Layout) -> Settings:
-    try:
+    with disk_errors(f"workspace {layout.path} cannot be written"):
         for folder in (layout.images, layout.checkpoints, layout.quarantine, layout.exports):
             folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"workspace {layout.path} cannot be written: {error.strerror}") from error
     if not layout.settings.exists():
         Settings().save(layout.settings)
     return Settings.load(layout.settings)
-
-
-def _journal(layout: Layout, settings: Settings) -> Journal:
-    return Journal(layout.journal, held_out_share=settings.held_out_share)

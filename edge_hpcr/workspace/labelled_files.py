@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import disk_errors
 from edge_hpcr.common.text import as_text, natural_order
 from edge_hpcr.stream.contract import BadFile
 from edge_hpcr.stream.decode import MAX_BYTES, BadImage, read_bytes
@@ -36,40 +37,30 @@ class SourceFile:
 def check_source(source: Path, called: Path | None = None) -> None:
     """Refuse what can be no source of an import, without reading all of it."""
     name = called or source
-    try:
+    with disk_errors(f"{name} cannot be read"):
         if not source.exists():
             raise UserError(f"{name}: there is no such folder or zip file")
         if source.is_dir() or (source.is_file() and zipfile.is_zipfile(source)):
             return
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}") from error
     raise UserError(f"{name} is no folder and no whole zip file: name one with a folder for each class")
 
 
 @contextmanager
 def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> Iterator[list[SourceFile]]:
-    """The files of a folder or a zip, in natural order, hidden ones left out; `called` stands for a zip's path."""
+    """List the files of a folder or a zip, in natural order, without hidden ones; `called` replaces a zip's path."""
     name = called or source
     if source.is_dir():
-        try:
+        with disk_errors(f"{source} cannot be listed"):
             paths = list(walk(source, refuse))
-        except OSError as error:
-            raise UserError(f"{source} cannot be listed: {error.strerror}") from error
-        yield [
-            SourceFile(
-                tuple(map(as_text, path.relative_to(source).parts)),
-                path,
-                partial(read_bytes, path, follow=False),
-            )
-            for path in paths
-        ]
+        names = [tuple(map(as_text, path.relative_to(source).parts)) for path in paths]
+        reads = [partial(read_bytes, path, follow=False) for path in paths]
+        yield list(map(SourceFile, names, paths, reads))
         return
     try:
-        bundle = zipfile.ZipFile(source)
+        with disk_errors(f"{name} cannot be read"):
+            bundle = zipfile.ZipFile(source)
     except _ZIP_DAMAGE as error:
         raise UserError(f"{name} is damaged, no whole zip ({error}): copy or make it again") from error
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}") from error
     with bundle:
         yield _without_top(_zip_files(name, bundle))
 
@@ -77,9 +68,8 @@ def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> It
 def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:
     entries = bundle.infolist()
     if len(entries) > MOST_ENTRIES:
-        raise UserError(
-            f"{source} holds {len(entries):,} entries, more than {MOST_ENTRIES:,}: unpack it and import the folder"
-        )
+        many = f"{len(entries):,} entries, more than {MOST_ENTRIES:,}"
+        raise UserError(f"{source} holds {many}: unpack it and import the folder")
     meter = _Meter(source)
     files = []
     for entry in entries:
@@ -117,9 +107,8 @@ class _Meter:
     def add(self, count: int) -> None:
         self.bytes += count
         if self.bytes > MOST_BYTES:
-            raise UserError(
-                f"{self.source} unpacks to more than {MOST_BYTES:,} bytes: unpack it and import the folder"
-            )
+            large = f"{self.source} unpacks to more than {MOST_BYTES:,} bytes"
+            raise UserError(f"{large}: unpack it and import the folder")
 
 
 def _read_entry(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, meter: _Meter) -> bytes:

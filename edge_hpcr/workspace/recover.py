@@ -3,38 +3,37 @@
 Nothing is thrown away: what was damaged is kept in `damaged-<time>`, and the report says what was lost.
 """
 
+import itertools
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk
+from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256
 from edge_hpcr.learner import checkpoint
-from edge_hpcr.workspace.database import (
-    JournalDamaged,
-    as_user_errors,
-    has_tables,
-    open_for_writing,
-    open_read_only,
-    upgrade,
-)
+from edge_hpcr.workspace import database
+from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
-from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.journal import Journal, apply, note_action
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.queries import Queries
-from edge_hpcr.workspace.salvage import queue_files_without_row, salvage_events, skip_used_ids
-from edge_hpcr.workspace.sample_files import SampleFiles
+from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries
+from edge_hpcr.workspace.records import Body
+from edge_hpcr.workspace.sample_files import SampleFiles, decode, sample_id_of
 
 # A check reads the whole file, at some 200 MB/s. A larger journal is only checked by `verify`.
 QUICK_CHECK_BYTES = 64_000_000
+# Ids that were given in events now lost must not be given again; nobody gives so many between two backups.
+_ID_GAP = 1000
 
 
 def recover(layout: Layout) -> list[str]:
-    """Mend the journal if it is damaged or missing, and say in sentences what happened; nothing to say: no sentence."""
+    """Mend the journal if it is damaged or missing; returns sentences that say what happened, or none."""
     restored = layout.path / "journal.restored.sqlite"
     if restored.exists() and not layout.journal.exists():
-        restored.rename(layout.journal)  # a recovery that was cut short at its very end
+        restored.rename(layout.journal)
         return ["a recovery of the journal that had been interrupted was finished"]
     damage = _damage(layout)
     if damage is None:
@@ -55,8 +54,13 @@ def _damage(layout: Layout) -> str | None:
         return None if backup_seq is None else "the file is missing"
     try:
         with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-            if not has_tables(db):
-                return "it holds no tables" if _has_life(layout) else None
+            if not database.has_tables(db):
+                used = (
+                    layout.backup.exists()
+                    or layout.checkpoint_folders()
+                    or any(SampleFiles(layout.images).names())
+                )
+                return "it holds no tables" if used else None
             if layout.journal.stat().st_size <= QUICK_CHECK_BYTES:
                 (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
                 if answer != "ok":
@@ -69,19 +73,13 @@ def _damage(layout: Layout) -> str | None:
     return None
 
 
-def _has_life(layout: Layout) -> bool:
-    return (
-        layout.backup.exists() or bool(layout.checkpoint_folders()) or any(SampleFiles(layout.images).names())
-    )
-
-
 def _last_seq(path: Path) -> int | None:
     """The last event of a journal; None if there is none that can be read."""
     if not path.exists():
         return None
     try:
         with closing(open_read_only(path)) as db, as_user_errors(path):
-            if has_tables(db):
+            if database.has_tables(db):
                 return Queries(db, path).last_seq
     except JournalDamaged:
         pass  # the same as none
@@ -91,7 +89,7 @@ def _last_seq(path: Path) -> int | None:
 def _restore(layout: Layout, place: Path) -> list[str]:
     """Build a whole journal at another place; the damaged one is only read."""
     start = _start_from_backup(layout.backup, place)
-    upgraded = upgrade(place)
+    upgraded = database.upgrade_journal(place)
     files = SampleFiles(layout.images)
     with closing(open_for_writing(place)) as db:
         begun = Queries(db, place).last_seq
@@ -99,23 +97,23 @@ def _restore(layout: Layout, place: Path) -> list[str]:
         try:
             with as_user_errors(place):
                 db.execute("BEGIN IMMEDIATE")
-                salvaged = salvage_events(damaged, db, files, _newest_applied(layout))
-                skip_used_ids(damaged, db, files)
-                queued = queue_files_without_row(damaged, db, files)
+                salvaged = _salvage_events(damaged, db, files, _newest_applied(layout))
+                _skip_used_ids(damaged, db, files)
+                queued = _queue_files_without_row(damaged, db, files)
                 db.execute("COMMIT")
         finally:
             if damaged is not None:
                 damaged.close()
-    report = [f"{start} with {begun} events; {salvaged.events} more were read from the damaged file"]
-    report += upgraded
+    report = [
+        f"{start} with {begun} events; {salvaged.events} more were read from the damaged file",
+        *upgraded,
+    ]
     if salvaged.lost == 0:
         report.append("no event was lost" if salvaged.certain else "as far as can be told, no event was lost")
     else:
         least = "" if salvaged.certain else "at least "
-        last = begun + salvaged.events
-        report.append(
-            f"{least}{salvaged.lost} events after event {last} were lost: labels or changes of classes"
-        )
+        after = f"{least}{salvaged.lost} events after event {begun + salvaged.events}"
+        report.append(f"{after} were lost: labels or changes of classes")
     if queued:
         report.append(f"{queued} images whose entries were lost are in the queue again")
     _forget_missing_images(place, files)
@@ -152,13 +150,10 @@ def _open_damaged(path: Path) -> sqlite3.Connection | None:
 
 def _forget_missing_images(place: Path, files: SampleFiles) -> None:
     there = set(files.names())
-    journal = Journal(place)
-    try:
-        missing = [row.id for row in journal.all_samples() if row.has_image and row.file not in there]
+    with closing(Journal(place)) as journal:
+        missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
         journal.drop_queued(missing)
         journal.forget_images(missing)
-    finally:
-        journal.close()
 
 
 def _put_in_place(layout: Layout, restored: Path) -> list[str]:
@@ -167,9 +162,8 @@ def _put_in_place(layout: Layout, restored: Path) -> list[str]:
         if part.exists():
             part.rename(kept / part.name)
     report = [f"what was damaged is kept in {kept}"]
-    with closing(
-        open_for_writing(restored)
-    ) as db:  # and not to read only: its end removes the write-ahead log
+    # Not opened to read only: closing it removes the write-ahead log.
+    with closing(open_for_writing(restored)) as db:
         last = Queries(db, restored).last_seq
     for folder in layout.checkpoint_folders():
         # Its knowledge includes events that are lost, and the numbers of those will be given again.
@@ -194,13 +188,11 @@ def _newest_applied(layout: Layout) -> int:
 
 
 def _new_folder(parent: Path) -> Path:
-    name = time.strftime("damaged-%Y%m%d-%H%M%S")
-    for number in range(1000):
-        folder = parent / (name if number == 0 else f"{name}-{number}")
-        if not folder.exists():
-            folder.mkdir()
-            return folder
-    raise UserError(f"{parent} holds too many folders named damaged-…: remove those you do not need")
+    name = parent / time.strftime("damaged-%Y%m%d-%H%M%S")
+    numbered = (name.with_name(f"{name.name}-{number}") for number in itertools.count(1))
+    folder = next(each for each in itertools.chain([name], numbered) if not each.exists())
+    folder.mkdir()
+    return folder
 
 
 def _parts(database: Path) -> list[Path]:
@@ -208,9 +200,9 @@ def _parts(database: Path) -> list[Path]:
 
 
 def backup_journal(journal: Path, path: Path) -> None:
-    """A whole copy of the journal as it is now, while others write to it; it replaces the last one when it is good."""
-    temporary = path.with_name(path.name + ".writing")
-    try:
+    """Copy the journal as it is now, while others write to it; a good copy replaces the last one."""
+    temporary = path.with_name(path.name + WRITING)
+    with disk_errors(f"cannot write the journal's backup {path}"):
         temporary.unlink(missing_ok=True)
         with (
             closing(open_read_only(journal)) as source,
@@ -220,7 +212,7 @@ def backup_journal(journal: Path, path: Path) -> None:
             source.backup(copy)
             copy.execute(
                 "PRAGMA journal_mode = DELETE"
-            )  # one file alone, readable also where nothing can be written
+            )  # one file, readable also where nothing can be written
             if temporary.stat().st_size <= QUICK_CHECK_BYTES:
                 (answer,) = copy.execute("PRAGMA quick_check(1)").fetchone()
                 if answer != "ok":
@@ -228,5 +220,134 @@ def backup_journal(journal: Path, path: Path) -> None:
         flush_to_disk(temporary)
         temporary.replace(path)
         flush_to_disk(path.parent)
-    except OSError as error:
-        raise UserError(f"cannot write the journal's backup {path}: {error.strerror}") from error
+
+
+# Salvage ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Salvaged:
+    events: int
+    lost: int
+    certain: bool  # the damaged file still says how many events it held
+
+
+def _salvage_events(
+    damaged: sqlite3.Connection | None, db: sqlite3.Connection, files: SampleFiles, known_seq: int
+) -> _Salvaged:
+    """Carry events over from the damaged journal, from the first that `db` does not have; `known_seq` did exist."""
+    fold = fold_events(Queries(db, files.folder))
+    begun = fold.last_seq
+    while damaged is not None and (found := _event(damaged, fold.last_seq + 1)) is not None:
+        try:
+            fold.add(fold.last_seq + 1, found[1], found[3])
+        except BrokenChain:
+            break
+        _carry_over(damaged, db, files, fold.last_seq, *found)
+    last = _number(damaged, "SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+    return _Salvaged(
+        fold.last_seq - begun, max(0, max(last or 0, known_seq) - fold.last_seq), last is not None
+    )
+
+
+def _event(damaged: sqlite3.Connection, seq: int) -> tuple[float, str, str, Body] | None:
+    try:
+        row = damaged.execute("SELECT at, kind, body FROM events WHERE seq = ?", (seq,)).fetchone()
+        return None if row is None else (*row, Body.from_json(row[2]))
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError):
+        return None  # not whole
+
+
+def _carry_over(
+    damaged: sqlite3.Connection,
+    db: sqlite3.Connection,
+    files: SampleFiles,
+    seq: int,
+    at: float,
+    kind: str,
+    text: str,
+    body: Body,
+) -> None:
+    for sample_id, _, _ in body.samples:
+        if db.execute("SELECT 1 FROM samples WHERE id = ?", (sample_id,)).fetchone() is None:
+            _insert(db, _row(damaged, sample_id, files))
+    for class_id, old, _ in body.classes:
+        db.execute(
+            "INSERT OR IGNORE INTO classes (id, name, folded, state) VALUES (?, ?, '', 'absent')",
+            (class_id, old.name),
+        )
+    db.execute("INSERT INTO events (seq, at, kind, body) VALUES (?, ?, ?, ?)", (seq, at, kind, text))
+    apply(db, seq, body)
+    note_action(db, seq, kind, body.of)
+
+
+def _queue_files_without_row(
+    damaged: sqlite3.Connection | None, db: sqlite3.Connection, files: SampleFiles
+) -> int:
+    """Put images whose rows are lost back into the queue; returns how many."""
+    known = {sample_id for (sample_id,) in db.execute("SELECT id FROM samples")}
+    there = {sample_id for name in files.names() if (sample_id := sample_id_of(name)) is not None}
+    rows = [_row(damaged, sample_id, files) for sample_id in sorted(there - known)]
+    lost = [row for row in rows if row["has_image"]]
+    for row in lost:
+        _insert(db, row)
+    return len(lost)
+
+
+def _skip_used_ids(damaged: sqlite3.Connection | None, db: sqlite3.Connection, files: SampleFiles) -> None:
+    """Go on counting behind every id that may have been given."""
+    used = [_number(damaged, "SELECT value FROM meta WHERE key = 'next_sample'")]
+    used += [_number(db, "SELECT value FROM meta WHERE key = 'next_sample'")]
+    used += [_number(db, "SELECT max(id) FROM samples"), *(sample_id_of(name) for name in files.names())]
+    highest = max(number for number in used if number is not None)
+    db.execute("UPDATE meta SET value = ? WHERE key = 'next_sample'", (highest + _ID_GAP,))
+    classes = _number(damaged, "SELECT seq FROM sqlite_sequence WHERE name = 'classes'")
+    held = _number(db, "SELECT max(id) FROM classes") or 0
+    first = max(held, classes if classes is not None else held + _ID_GAP)
+    db.execute("DELETE FROM sqlite_sequence WHERE name = 'classes'")
+    db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('classes', ?)", (first,))
+
+
+def _number(db: sqlite3.Connection | None, query: str) -> int | None:
+    """A number from a database that may be damaged."""
+    try:
+        row = None if db is None else db.execute(query).fetchone()
+    except sqlite3.DatabaseError:
+        return None
+    return None if row is None or not isinstance(row[0], int) else row[0]
+
+
+def _row(damaged: sqlite3.Connection | None, sample_id: int, files: SampleFiles) -> dict[str, Any]:
+    """A sample as it was before any event: from the damaged journal, else from its file."""
+    query = f"SELECT {COLUMNS} FROM samples WHERE id = ?"
+    try:
+        row = damaged and damaged.execute(query, (sample_id,)).fetchone()
+    except sqlite3.DatabaseError:
+        row = None
+    values = dict(zip(SAMPLE_FIELDS, row, strict=True)) if row else _row_of_file(sample_id, files)
+    return {**values, "state": "queued", "class_id": None, "held_out": 0, "labelled_seq": None}
+
+
+def _row_of_file(sample_id: int, files: SampleFiles) -> dict[str, Any]:
+    values: dict[str, Any] = dict.fromkeys(("bytes", "hash64", "width", "height", "has_image"), 0)
+    values |= {"id": sample_id, "file": "", "digest": "", "origin": "recovered", "source_digest": None}
+    values |= {"priority": 0.0, "added": time.time()}
+    file = files.file_of(sample_id)
+    if file is not None:
+        path = files.folder / file
+        try:
+            height, width = decode(path.read_bytes()).shape[:2]
+        except UserError:
+            return values  # damaged as well
+        values |= {"file": file, "digest": sha256(path), "bytes": path.stat().st_size, "has_image": 1}
+        values |= {"width": width, "height": height}
+    return values
+
+
+def _insert(db: sqlite3.Connection, values: dict[str, Any]) -> None:
+    taken = db.execute("SELECT 1 FROM samples WHERE source_digest = ?", (values["source_digest"],)).fetchone()
+    if taken:  # a journal of an older version may hold one file twice
+        values = {**values, "source_digest": None}
+    names = ", ".join(values)
+    marks = ", ".join(f":{name}" for name in values)
+    db.execute(f"INSERT INTO samples ({names}, ever_trained) VALUES ({marks}, 0)", values)

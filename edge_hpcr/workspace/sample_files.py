@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import WRITING, flush_to_disk, sha256, write_through
+from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256, write_through
 from edge_hpcr.workspace.records import SampleRow
 
 LONGEST_SIDE = 512
@@ -43,17 +43,16 @@ class SampleFiles:
     def write_many(self, images: Sequence[tuple[int, np.ndarray]]) -> list[StoredFile]:
         """As `write`, with one flush of each folder for all of them. If one fails, none is left."""
         written: list[StoredFile] = []
-        try:
-            folders = self._make_folders({_folder_of(sample_id) for sample_id, _ in images})
-            for sample_id, image in images:
-                written.append(self._write_file(sample_id, image))
-            for folder in folders:
-                flush_to_disk(folder)
-        except OSError as error:
-            self.remove(stored.file for stored in written)
-            raise UserError(
-                f"cannot keep an image in {self.folder}: {error.strerror}; is there room, and a right to write?"
-            ) from error
+        with disk_errors(f"cannot keep an image in {self.folder}", "is there room, and a right to write?"):
+            try:
+                folders = self._make_folders({_folder_of(sample_id) for sample_id, _ in images})
+                for sample_id, image in images:
+                    written.append(self._write_file(sample_id, image))
+                for folder in folders:
+                    flush_to_disk(folder)
+            except BaseException:
+                self.remove(stored.file for stored in written)
+                raise
         return written
 
     def _make_folders(self, names: Iterable[str]) -> list[Path]:
@@ -84,15 +83,10 @@ class SampleFiles:
         """The sample's image as it was stored, RGB; a damaged or missing file is an error that names the sample."""
         path = self.folder / sample.file
         if not sample.has_image:
-            raise UserError(
-                f"sample {sample.id} has no image any more: it was dropped to keep the disk budget"
-            )
-        try:
+            gone = f"sample {sample.id} has no image any more"
+            raise UserError(f"{gone}: it was dropped to keep the disk budget")
+        with disk_errors(f"image of sample {sample.id}, {path}", "delete the sample"):
             content = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"image of sample {sample.id}, {path}: {error.strerror}; delete the sample"
-            ) from error
         if sha256(content) != sample.digest:
             raise UserError(f"image of sample {sample.id}, {path}: damaged; delete the sample")
         return decode(content)
@@ -110,7 +104,7 @@ class SampleFiles:
             return False
 
     def remove(self, files: Iterable[str]) -> None:
-        """Not flushed: a file that comes back after a power cut belongs to no row, and leaves at the next opening."""
+        """Remove files, unflushed: one that a power cut brings back has no row, and goes at the next opening."""
         for file in files:
             (self.folder / file).unlink(missing_ok=True)
 
@@ -144,7 +138,7 @@ def sample_id_of(file: str) -> int | None:
 
 
 def shrink(image: np.ndarray) -> np.ndarray:
-    """An image whose longer side is at most LONGEST_SIDE; area averaging, as nothing else avoids moiré."""
+    """Scale an image down until its longer side is at most LONGEST_SIDE; area averaging avoids moiré."""
     height, width = image.shape[:2]
     scale = LONGEST_SIDE / max(height, width)
     if scale >= 1:
@@ -167,7 +161,9 @@ def _folder_of(sample_id: int) -> str:
 def _encode(image: np.ndarray) -> tuple[bytes, str]:
     small = max(image.shape[:2]) <= LARGEST_PNG_SIDE
     suffix, options = (".png", []) if small else (".jpg", _JPEG)
-    done, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
-    if not done:
-        raise UserError(f"an image of shape {image.shape} cannot be encoded: give uint8 RGB [H, W, 3]")
+    try:
+        _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
+    except cv2.error:
+        given = f"an image of shape {image.shape} and type {image.dtype}"
+        raise UserError(f"{given} cannot be encoded: give uint8 RGB [H, W, 3]") from None
     return encoded.tobytes(), suffix

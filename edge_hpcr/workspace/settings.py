@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import write_atomically
+from edge_hpcr.common.files import disk_errors, write_atomically
 from edge_hpcr.common.formats import SETTINGS
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner.codec import CODECS
@@ -26,10 +26,10 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def _setting(
     default: Any, help: str, low: float = 0, high: float = math.inf, choices: tuple[str, ...] = ()
 ) -> Any:
-    limits: dict[str, Any] = {"json_schema_extra": {"choices": list(choices)}}
-    if type(default) in (int, float):
-        limits |= {"ge": low, "le": None if high == math.inf else high}
-    return Field(default, description=help, **limits)
+    limits: dict[str, Any] = {"ge": low, "le": None if high == math.inf else high}
+    extra: dict[str, Any] = {"choices": list(choices)}
+    number = type(default) in (int, float)
+    return Field(default, description=help, json_schema_extra=extra, **(limits if number else {}))
 
 
 @dataclass(frozen=True)
@@ -162,15 +162,10 @@ class Settings(BaseModel):
     @classmethod
     def _describe(cls, name: str) -> Description:
         field = cls.model_fields[name]
-        limits = {
-            key: value
-            for each in field.metadata
-            for key in ("ge", "le")
-            if (value := getattr(each, key, None)) is not None
-        }
-        extra = cast(dict[str, Any], field.json_schema_extra)
-        low, high = limits.get("ge", 0), limits.get("le", math.inf)
-        return Description(name, field.default, field.description or "", low, high, tuple(extra["choices"]))
+        low = next((each.ge for each in field.metadata if hasattr(each, "ge")), 0)
+        high = next((each.le for each in field.metadata if hasattr(each, "le")), math.inf)
+        choices = cast(dict[str, Any], field.json_schema_extra)["choices"]
+        return Description(name, field.default, field.description or "", low, high, tuple(choices))
 
     @classmethod
     def load(cls, path: Path) -> "Settings":
@@ -184,43 +179,34 @@ class Settings(BaseModel):
             raise UserError(f"settings {path}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Whole or as before."""
         text = json.dumps({"format": SETTINGS.current, "version": __version__, **self.model_dump()}, indent=1)
-        try:
+        with disk_errors(f"settings {path} cannot be written", "is there room, and a right to write?"):
             write_atomically(path, text + "\n")
-        except OSError as error:
-            raise UserError(
-                f"settings {path} cannot be written: {error.strerror}; is there room, and a right to write?"
-            ) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int | None]:
     """What a file says, and its format if that is an older one."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"settings {path} cannot be read: {error.strerror}") from error
+        with disk_errors(f"settings {path} cannot be read"):
+            values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(
-            f"settings {path} are damaged ({error}): mend the file, or remove it to start with the defaults"
-        ) from error
+        mend = "mend the file, or remove it to start with the defaults"
+        raise UserError(f"settings {path} are damaged ({error}): {mend}") from error
     if not isinstance(values, dict):
         raise UserError(f"settings {path} are damaged: a JSON object of names and values belongs there")
     written, version = values.pop("format", 1), values.pop("version", None)
     return values, written if SETTINGS.is_old(written, path, version) else None
 
 
-def upgrade(path: Path) -> list[str]:
+def upgrade_settings(path: Path) -> list[str]:
     """Bring a file of an older version to the current format, with a copy of the old one kept beside it."""
     _, old = _read(path)
     if old is None:
         return []
     kept = path.with_name(f"settings.format-{old}.json")
     settings = Settings.load(path)
-    try:
+    with disk_errors(f"{kept} cannot be written"):
         write_atomically(kept, path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{kept} cannot be written: {error.strerror}") from error
     settings.save(path)
     return [f"the settings were upgraded from format {old} to {SETTINGS.current}; as they were: {kept}"]
 
