@@ -16,8 +16,8 @@ import numpy as np
 from app.charts import Group, empty, scatter
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.measuring import held_out_ids
 
 PCA, TSNE = "PCA", "t-SNE"
 MOST_REMEMBERED, MOST_HELD_OUT = 350, 150

@@ -10,7 +10,7 @@ from app.feature_map import PCA, TSNE, FeatureMap, Samples, gather, pca
 from app.studio import Studio
 from app.tabs import accuracy as tab
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 PATIENCE = 60.0

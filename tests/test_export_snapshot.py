@@ -8,7 +8,7 @@ from export_parts import Teaching
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.workspace.folder import Workspace
 from export.device.manifest import ClassLabel
 from export.publish.snapshot import (

@@ -10,9 +10,9 @@ import pytest
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.housekeeping import tidy, trim_queue
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.saving import tidy, trim_queue
 from edge_hpcr.live.status import read_status
 from edge_hpcr.workspace.folder import Workspace
 

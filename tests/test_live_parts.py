@@ -5,8 +5,8 @@ import pytest
 
 from edge_hpcr.live.accuracy import LONGEST_CURVE, HeldOut, TestThenTrain, balanced
 from edge_hpcr.live.calibration import FEWEST_SAMPLES, Calibration, calibrate
-from edge_hpcr.live.following import Close, Follower, Forget, Relabel, Teach, operations
 from edge_hpcr.live.suspicious import suspicious
+from edge_hpcr.live.teaching import Close, Follower, Forget, Relabel, Teach, operations
 from edge_hpcr.workspace.records import Event, Move
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.formats import Format
-from edge_hpcr.live import status_report
+from edge_hpcr.live import status
 from edge_hpcr.workspace import settings
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.settings import Settings
@@ -93,7 +93,7 @@ def test_a_setting_of_a_newer_version_is_reported_and_kept(tmp_path):
         workspace.change_settings(queue_samples=8)
     kept = json.loads(path.read_text())
     assert (kept["colour"], kept["queue_samples"]) == (["#123456"], 8)
-    assert status_report.gather(path.parent)["problems"] == workspace.report
+    assert status.gather(path.parent)["problems"] == workspace.report
 
 
 def test_settings_of_an_older_format_are_upgraded_once_with_a_copy(tmp_path, monkeypatch):

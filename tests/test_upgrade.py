@@ -17,8 +17,8 @@ import pytest
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import locked
 from edge_hpcr.common.formats import JOURNAL, Format
-from edge_hpcr.live import status_report
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.status import gather
 from edge_hpcr.workspace import database
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.journal import Journal
@@ -116,7 +116,7 @@ def test_it_learns_on_publishes_and_verifies(path):
 
 def test_who_only_looks_needs_no_upgrade(path):
     assert verify_workspace(path) == []
-    status, facts = status_report.gather(path), workspace_facts(path)
+    status, facts = gather(path), workspace_facts(path)
     assert status["labels"] == facts.counts.labels == 46
     assert (status["classes"], status["events"]) == (facts.classes, facts.events) == (12, 61)
     assert format_of(path / "journal.sqlite") == 1 and not (path / KEPT).exists()
@@ -177,7 +177,7 @@ def test_a_journal_of_a_newer_version_is_refused_by_everybody_and_names_that_ver
         db.execute("UPDATE meta SET value = 3 WHERE key = 'format'")
         db.execute("UPDATE meta SET value = '9.1.0' WHERE key = 'version'")
     message = r"journal .*journal.sqlite: format 3, this version .* up to 2: use the version that wrote it \(9.1.0\)"
-    for look in (Workspace.open, status_report.gather, verify_workspace, workspace_facts):
+    for look in (Workspace.open, gather, verify_workspace, workspace_facts):
         with pytest.raises(UserError, match=message):
             look(path)
     with pytest.raises(UserError, match=message):

@@ -18,10 +18,9 @@ import pytest
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.files import locked
 from edge_hpcr.learner import checkpoint
-from edge_hpcr.live import status_report
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.status import write_status
+from edge_hpcr.live.status import FIELDS, write_status
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.transfer import export_samples
 
@@ -420,11 +419,11 @@ def test_a_damaged_report_is_a_problem_that_is_said_and_the_rest_is_still_told(r
 LOOK_AS_NOBODY = """
 import json, os, sys
 from pathlib import Path
-from edge_hpcr.live import status_report
+from edge_hpcr.live.status import gather
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-print(json.dumps(status_report.gather(Path(sys.argv[1]))))
+print(json.dumps(gather(Path(sys.argv[1]))))
 """
 
 
@@ -507,7 +506,7 @@ def test_every_field_of_the_status_is_documented(run):
     status = json.loads(run("status", "--json")[1])
     names = [*status, *(part for value in status.values() if isinstance(value, dict) for part in value)]
     gate = {"queued", "skipped_duplicate"}
-    assert [name for name in names if not re.search(rf"\b{name}\b", status_report.FIELDS)] == []
+    assert [name for name in names if not re.search(rf"\b{name}\b", FIELDS)] == []
     assert gate <= set(names)
 
 

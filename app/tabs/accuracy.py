@@ -16,7 +16,7 @@ from app.palette import colour_of
 from app.studio import Studio
 from app.tabs.parts import QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.status import FEW, accuracy_text
 
 MOST_IMAGES = 24  # of a cell of the confusion matrix

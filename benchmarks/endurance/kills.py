@@ -25,7 +25,7 @@ from benchmarks.endurance.phases import ACTING, LEARNING, Phases
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.memory import ReplayMemory
-from edge_hpcr.live.following import Teach, operations
+from edge_hpcr.live.teaching import Teach, operations
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import Queries, reading

@@ -18,7 +18,7 @@ from typer import Argument, Context, Option
 from edge_hpcr.commands.cli import at_most_one, examples, new_commands, table
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
-from edge_hpcr.live.status_report import FIELDS, describe, gather
+from edge_hpcr.live.status import FIELDS, describe, gather
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.label_queue import rank

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from edge_hpcr.workspace.folder import Workspace
 
 RECENT = 100  # labels over which "lately" is taken
 LONGEST_CURVE = 400  # points; then every second one goes
@@ -152,6 +155,25 @@ class HeldOut:
             {class_id: (recall, samples) for class_id, (recall, samples) in state["best"]},
             [(step, share, samples) for step, share, samples in state["curve"]],
         )
+
+
+def held_out_ids(workspace: Workspace) -> dict[int, int]:
+    """The held-out samples that learner and published models are measured on, with their classes.
+
+    Balanced over the classes, within the budget.
+    """
+    found = workspace.journal.all_samples(state="labelled", held_out=True, has_image=True)
+    rows = {row.id: row for row in found}
+    members: dict[int, list[int]] = {}
+    for row in rows.values():
+        members.setdefault(row.class_id or 0, []).append(row.id)
+    chosen, total = {}, 0
+    for sample_id in balanced(members, len(rows)):
+        total += rows[sample_id].bytes
+        if total > workspace.settings.held_out_bytes:
+            break
+        chosen[sample_id] = rows[sample_id].class_id or 0
+    return chosen
 
 
 def balanced(members: dict[int, list[int]], most: int) -> list[int]:

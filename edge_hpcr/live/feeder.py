@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.housekeeping import trim_queue
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
+from edge_hpcr.live.saving import trim_queue
 from edge_hpcr.stream import EndOfStream, Frame, Stream
 from edge_hpcr.stream.gate import Gate, perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace

@@ -26,12 +26,11 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, res
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.calibration import Calibration
-from edge_hpcr.live.following import Follower
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.saving import Saving
 from edge_hpcr.live.self_test import SelfTest
 from edge_hpcr.live.status import write_status
-from edge_hpcr.live.teaching import Learned, Teaching
+from edge_hpcr.live.teaching import Follower, Learned, Teaching
 from edge_hpcr.stream import Stream
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace

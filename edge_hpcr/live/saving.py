@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.housekeeping import tidy
-from edge_hpcr.live.measuring import held_out_ids
+from edge_hpcr.live.accuracy import held_out_ids
+from edge_hpcr.workspace import label_queue
 from edge_hpcr.workspace.recover import backup_journal
 
 if TYPE_CHECKING:
     from edge_hpcr.live.live_learner import LiveLearner
+    from edge_hpcr.workspace.folder import Workspace
+
+FILLED_AGAIN_TO = 0.9  # of the disk budget, so that the frames until the next checkpoint find room
 
 
 class Saving:
@@ -45,3 +49,37 @@ class Saving:
         except UserError as error:
             self._live.report(str(error))  # a full disk: learning goes on, and the next time may have room
         self._saved_step, self._saved_seq = self._live.learner.step, self._live.follower.applied
+
+
+def tidy(workspace: Workspace, in_memory: Collection[int], held_out: Collection[int]) -> int:
+    """Drop images that nobody needs, oldest first, when the disk budget is nearly used up; returns how many."""
+    trim_queue(workspace)
+    settings = workspace.settings
+    excess = workspace.journal.counts().image_bytes - int(FILLED_AGAIN_TO * settings.disk_bytes)
+    if excess <= 0 or settings.archive:
+        return 0
+    needed = {int(i) for i in in_memory} | set(held_out)
+    # If the newest checkpoint turns out damaged, an older one is loaded, and everything behind it is learned again.
+    covered = checkpoints.oldest_applied(workspace.layout)
+    dropped: list[int] = []
+    for row in workspace.journal.all_samples(has_image=True):
+        if excess <= 0:
+            break
+        if row.state != "queued" and row.id not in needed and (row.labelled_seq or 0) <= covered:
+            dropped.append(row.id)
+            excess -= row.bytes
+    return len(workspace.forget_images(dropped, covered))
+
+
+def trim_queue(workspace: Workspace, room: int = 0, room_bytes: int = 0) -> int:
+    """Remove the least informative samples until there is this much room in the queue; returns how many."""
+    settings = workspace.settings
+    most, most_bytes = max(0, settings.queue_samples - room), max(0, settings.queue_bytes - room_bytes)
+    counts = workspace.journal.counts()
+    if counts.queued <= most and counts.queued_bytes <= most_bytes:
+        return 0
+    rows = workspace.journal.queued(limit=counts.queued)
+    ids, priorities = [row.id for row in rows], [row.priority for row in rows]
+    hashes, sizes = [row.hash64 for row in rows], [row.bytes for row in rows]
+    leaving = label_queue.overflow(ids, priorities, hashes, sizes, most, most_bytes)
+    return len(workspace.drop_queued(leaving))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
 from edge_hpcr.live.calibration import calibrate
-from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.live.suspicious import Suspicion, suspicious
 
 if TYPE_CHECKING:

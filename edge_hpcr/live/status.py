@@ -1,19 +1,30 @@
-"""What a running learner tells other processes: a small file, replaced about once a second."""
+"""The status of a learner: the small file that a running one replaces about once a second, and what others show of it.
+
+Whether one runs is known from the workspace's lock, which holds across containers; a process number means nothing there.
+Without PyTorch, and without reading anything large, so that `status` answers at once.
+"""
 
 import json
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
+from edge_hpcr.common.files import disk_errors, is_locked, write_atomically
 from edge_hpcr.common.units import format_bytes
+from edge_hpcr.learner import checkpoint
+from edge_hpcr.live import checkpoints
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.records import Counts
+from edge_hpcr.workspace.settings import Settings
 
 if TYPE_CHECKING:
     from edge_hpcr.stream import Stream  # OpenCV takes a moment, and `status` does not need it
 
-FIELDS = frozenset(
+_REPORTED = frozenset(
     {
         *("pid", "at", "phase", "device", "step", "applied", "labels_waiting", "memory", "test_then_train"),
         *("held_out", "suspicious", "stream", "problems"),
@@ -21,6 +32,32 @@ FIELDS = frozenset(
 )
 TROUBLE = ("stalled", "reconnecting")  # phases of a source
 FEW = 30  # held-out samples: an accuracy on fewer is a guess
+SILENT_SECONDS = 30.0  # a learner reports about once a second; a slow disk may take it some
+ENDED = ("stopped", "failed")
+BAR = 8  # characters
+
+FIELDS = """\
+  workspace                     its folder
+  doing                         starting, learning, rehearsing, idle; running (a process has it, and has not said more);
+                                silent (it has, and says nothing any more); failed; not running; or unknown
+  running, pid, device          whether a process has the workspace (null: cannot be told), which one, where it computes
+  seconds_since_report          how old the learner's own report is
+  step                          training steps so far
+  labels, held_out_labels       labelled samples, and those of them that are kept for measuring
+  classes                       number of classes
+  events, events_waiting        in the journal, and those of them that are not learned yet
+  memory.{samples, bytes, budget}
+  held_out.{accuracy, samples, few, step, classes, confusion}    on samples that are never trained on; few: below
+                                30; by class: recall, best, forgetting; true class, answer, how many
+  test_then_train.{accuracy, labels, recent_accuracy, recent_labels, classes}    before each label was learned
+  suspicious                    labels that their neighbours contradict: sample_id, class_id, suggested, strength
+  stream.{name, phase, message, frames, dropped, bad, size}      what feeds the learner that runs
+  queue.{samples, bytes, most_samples, most_bytes}
+  checkpoint.{name, step, applied, seconds_ago}  the newest
+  disk.{images, bytes, budget, archive}          archive: the budget does not bind labelled images
+  counters                      queued, skipped_duplicate, skipped_sure, skipped_rate, …: since the beginning
+  problems                      sentences
+"""
 
 
 def write_status(path: Path, status: dict[str, Any]) -> None:
@@ -29,16 +66,15 @@ def write_status(path: Path, status: dict[str, Any]) -> None:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """The last thing that a learner said, whether it still runs or not; None if none ever said anything."""
-    try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"the learner's report {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"the learner's report {path} is damaged: {error}") from None
-    if not isinstance(status, dict) or not status.keys() >= FIELDS:
+    """The last report of a learner, whether it still runs or not; None if there is none."""
+    with disk_errors(f"the learner's report {path} cannot be read"):
+        try:
+            status = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise UserError(f"the learner's report {path} is damaged: {error}") from None
+    if not isinstance(status, dict) or not status.keys() >= _REPORTED:
         raise UserError(f"the learner's report {path} is damaged: it is not what a learner writes")
     return status
 
@@ -82,3 +118,201 @@ def accuracy_text(accuracy: float | None, samples: int) -> str:
     if accuracy is None:
         return "nothing to measure on yet"
     return f"{100 * accuracy:.0f} % (n={samples:,}{', few samples' if samples < FEW else ''})"
+
+
+def gather(path: Path) -> dict[str, Any]:
+    """The object that `status --json` prints; FIELDS describes it."""
+    layout = Layout(path)
+    layout.check_exists()
+    settings = Settings.load(layout.settings)
+    running, problems = is_locked(layout.lock), settings.report_unknown(layout.settings)
+    if running is None:
+        problems.append(f"whether a process learns in it cannot be told: {layout.lock} cannot be read")
+    newest, refused = checkpoints.newest(layout, _checkpoint)
+    problems += [f"checkpoint {path} cannot be read ({error}): `verify` says more" for path, error in refused]
+    figures = newest["figures"] if newest else _nothing_learned()
+    report = None
+    try:
+        report = read_status(layout.status)
+        if report is not None:
+            problems += map(str, report["problems"])
+            report["at"] = float(report["at"])
+            if report["phase"] in ENDED or running is False:
+                report = report if report["phase"] == "failed" else None  # of a process that is gone
+            else:
+                figures = _figures(report)
+    except UserError as error:
+        problems.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        problems.append(f"the learner's report {layout.status} is damaged: it is not what a learner writes")
+        report = None
+    return {
+        "workspace": str(layout.path),
+        "doing": _doing(running, report),
+        "running": running,
+        "pid": report["pid"] if report else None,
+        "device": report["device"] if report else None,
+        "seconds_since_report": max(0.0, time.time() - report["at"]) if report else None,
+        **{name: value for name, value in figures.items() if name != "applied"},
+        **_from_journal(layout, settings, figures["applied"]),
+        "memory": figures["memory"] or {"samples": None, "bytes": None, "budget": settings.memory_bytes},
+        "stream": report["stream"] if report else None,
+        "checkpoint": newest["described"] if newest else None,
+        "problems": problems,
+    }
+
+
+def _doing(running: bool | None, report: dict[str, Any] | None) -> str:
+    if report is None:
+        return {True: "running", False: "not running", None: "unknown"}[running]
+    if report["phase"] not in ENDED and time.time() - report["at"] > SILENT_SECONDS:
+        return "silent" if running else "unknown"
+    return str(report["phase"])
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of its learner; its tensors stay unread."""
+    try:
+        facts = checkpoint.facts(folder)
+        notes = facts["notes"]
+        measured = {
+            "test_then_train": TestThenTrain.from_state(notes["test_then_train"]).summary(),
+            "held_out": HeldOut.from_state(notes["held_out"]).summary(),
+        }
+        figures = _figures({**notes, **measured, "step": facts["step"]})
+        ago = max(0.0, time.time() - folder.stat().st_mtime)
+        described = {"name": folder.name, "step": figures["step"], "applied": figures["applied"]}
+        return {"described": {**described, "seconds_ago": ago}, "figures": figures}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(str(error)) from None
+
+
+def _nothing_learned() -> dict[str, Any]:
+    measured = {"test_then_train": TestThenTrain().summary(), "held_out": HeldOut().summary()}
+    memory = {"samples": 0, "bytes": {"total": 0}, "budget": 0}
+    figures = _figures({**measured, "memory": memory, "step": 0, "applied": 0, "suspicious": []})
+    return {**figures, "step": None, "memory": None}
+
+
+def _figures(said: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a learner's report or of a checkpoint, as `status` shows them."""
+    memory, held_out, tested = said["memory"], said["held_out"], said["test_then_train"]
+    samples = int(held_out["samples"])
+    return {
+        "step": int(said["step"]),
+        "applied": int(said["applied"]),
+        "memory": {
+            **{name: int(memory[name]) for name in ("samples", "budget")},
+            "bytes": int(memory["bytes"]["total"]),
+        },
+        "held_out": {
+            "accuracy": held_out["accuracy"],
+            "samples": samples,
+            "few": samples < FEW,
+            "step": held_out.get("step") if samples else None,
+            "classes": held_out.get("classes", {}),
+            "confusion": held_out.get("confusion", []),
+        },
+        "test_then_train": {
+            "accuracy": tested["accuracy"],
+            "labels": tested["labels"],
+            "recent_accuracy": tested["recent"]["accuracy"],
+            "recent_labels": tested["recent"]["labels"],
+            "classes": tested.get("classes", {}),
+        },
+        "suspicious": list(said["suspicious"]),
+    }
+
+
+def _from_journal(layout: Layout, settings: Settings, applied: int) -> dict[str, Any]:
+    with reading(layout.journal) as journal:
+        counts, events, classes = journal.counts(), journal.last_seq, len(journal.classes())
+        counters = journal.counters()
+    return {
+        **{"labels": counts.labels, "held_out_labels": counts.held_out, "classes": classes},
+        **{"events": events, "events_waiting": max(0, events - applied)},
+        "queue": {
+            "samples": counts.queued,
+            "bytes": counts.queued_bytes,
+            "most_samples": settings.queue_samples,
+            "most_bytes": settings.queue_bytes,
+        },
+        "disk": {
+            "images": counts.images,
+            "bytes": counts.image_bytes,
+            "budget": settings.disk_bytes,
+            "archive": settings.archive,
+        },
+        "counters": counters,
+    }
+
+
+# For people -------------------------------------------------------------------------------------------------------
+
+
+def describe(status: dict[str, Any]) -> str:
+    """The same in a few aligned lines."""
+    test, queue, disk = status["test_then_train"], status["queue"], status["disk"]
+    held_out, newest = f"{status['held_out_labels']:,} held out", status["checkpoint"]
+    before = accuracy_text(test["accuracy"], test["labels"])
+    lately = f", lately {accuracy_text(test['recent_accuracy'], test['recent_labels'])}"
+    stored = f"{format_bytes(disk['bytes'])} of {format_bytes(disk['budget'])} in {disk['images']:,} images"
+    gate = [
+        f"{value:,} {name.replace('skipped_', 'skipped as ')}" for name, value in status["counters"].items()
+    ]
+    lines = [
+        ("workspace", status["workspace"]),
+        ("doing", _doing_text(status)),
+        ("labels", f"{status['labels']:,} in {status['classes']:,} classes, {held_out}"),
+        ("memory", _memory_text(status["memory"])),
+        ("held-out", accuracy_text(status["held_out"]["accuracy"], status["held_out"]["samples"])),
+        ("test-then-train", before + (lately if test["labels"] else "")),
+        (
+            "queue",
+            f"{queue['samples']:,} of {queue['most_samples']:,} samples, {format_bytes(queue['bytes'])}",
+        ),
+        (
+            "checkpoint",
+            f"step {newest['step']:,}, {_duration(newest['seconds_ago'])} ago" if newest else "none yet",
+        ),
+        ("disk", stored + (", an archive beyond that" if disk["archive"] else "")),
+        ("gate", ", ".join(gate) or "no frames yet"),
+    ]
+    if stream := status["stream"]:
+        lines.append(("source", f"{stream['name']}: {stream['message']}"))
+    if count := len(status["suspicious"]):
+        listed = f"`samples {status['workspace']} list --suspicious`"
+        lines.append(("suspicious", f"{count:,} labels that their neighbours contradict: {listed}"))
+    lines += [("problem", problem) for problem in status["problems"]]
+    return "\n".join(f"{name:<17}{text}" for name, text in lines)
+
+
+def _doing_text(status: dict[str, Any]) -> str:
+    text = str(status["doing"])
+    if text == "silent":
+        text = f"no sign of life for {_duration(status['seconds_since_report'])}: it hangs, or is stopped"
+    parts = [f"process {status['pid']}", f"on {status['device']}"] if status["pid"] is not None else []
+    if status["step"] is not None:
+        parts.append(f"step {status['step']:,}")
+    if status["events_waiting"]:
+        parts.append(f"{status['events_waiting']:,} events to learn")
+    return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def _memory_text(memory: dict[str, Any]) -> str:
+    if memory["bytes"] is None:
+        return f"{format_bytes(memory['budget'])} allowed; what it holds is known once it has run"
+    filled = min(BAR, round(BAR * memory["bytes"] / memory["budget"]))
+    held = f"{format_bytes(memory['bytes'])} of {format_bytes(memory['budget'])}"
+    return f"{'▓' * filled}{'░' * (BAR - filled)} {held}, {memory['samples']:,} samples"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(40), _duration(400), _duration(40000), _duration(400000)
+    ('40 s', '7 min', '11 h', '5 days')
+    """
+    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
+        if seconds / size < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"

@@ -78,10 +78,9 @@ def differences(fold: Fold, journal: Queries) -> list[str]:
         if samples.get(sample_id) != expected:
             found.append(f"sample {sample_id} is {samples.get(sample_id)}, its events say {expected}")
     for class_id in sorted(classes.keys() | fold.classes.keys()):
-        if classes.get(class_id) != fold.classes.get(class_id):
-            found.append(
-                f"class {class_id} is {classes.get(class_id)}, its events say {fold.classes.get(class_id)}"
-            )
+        known, said = classes.get(class_id), fold.classes.get(class_id)
+        if known != said:
+            found.append(f"class {class_id} is {known}, its events say {said}")
     actions = journal.actions()
     if [seq for seq, undone in actions if not undone] != fold.done:
         found.append("the list of what can be undone differs from the events")

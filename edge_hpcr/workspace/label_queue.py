@@ -9,9 +9,7 @@ import numpy as np
 
 UNKNOWN = 2.0  # above every known sample, whose uncertainty is at most 1
 
-_ANOTHER_PICTURE = (
-    16  # hashes that differ in so many bits or more show different things; how many more says nothing
-)
+_ANOTHER_PICTURE = 16  # bits: hashes that differ in more do not differ more in what they show
 _LEAST_WEIGHT = 0.05  # so that diversity counts among samples on which the learner is certain, too
 
 
@@ -25,10 +23,8 @@ def uncertainty(scores: np.ndarray, unknown: np.ndarray | None = None) -> np.nda
     >>> uncertainty(np.array([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])).round(2).tolist()
     [1.0, 0.2]
     """
-    rows = np.pad(
-        np.asarray(scores, np.float64), ((0, 0), (2, 0))
-    )  # with fewer than two classes, the others have 0
-    best = np.sort(rows, axis=1)
+    # Padded, as there may be fewer than two classes.
+    best = np.sort(np.pad(np.asarray(scores, np.float64), ((0, 0), (2, 0))), axis=1)
     result = np.clip(1 - (best[:, -1] - best[:, -2]), 0, 1)
     return result if unknown is None else np.where(unknown, UNKNOWN, result)
 

@@ -36,16 +36,12 @@ class Body:
     samples: list[tuple[int, SampleState, SampleState]]
     classes: list[tuple[int, ClassState, ClassState]]
     of: int | None = None  # the event that an undo or redo is about
-    lost: list[int] = field(
-        default_factory=list
-    )  # samples an undo or redo could not restore: no image is left
+    lost: list[int] = field(default_factory=list)  # samples that undo or redo could not restore: no image
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"samples": self.samples, "classes": self.classes}
-        if self.of is not None:
-            fields["of"] = self.of
-        if self.lost:
-            fields["lost"] = self.lost
+        fields |= {"of": self.of} if self.of is not None else {}
+        fields |= {"lost": self.lost} if self.lost else {}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod

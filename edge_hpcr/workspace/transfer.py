@@ -3,8 +3,7 @@
     mug/000123.png   classes.json   samples.csv
 
 `classes.json` keeps each class's real name, id and colour, which a folder's name cannot always carry; an import reads
-it. `samples.csv` keeps what else is known of each sample, held out or not, with or without an image; it is for people
-and programs, and an import does not read it: a new learner has a held-out set of its own.
+it. `samples.csv` lists every sample, with or without an image, for people and programs; an import does not read it.
 """
 
 import csv
@@ -24,7 +23,7 @@ from typing import Any
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk, sha256, write_through
+from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256, write_through
 from edge_hpcr.common.formats import EXPORTED_CLASSES
 from edge_hpcr.common.text import as_text
 from edge_hpcr.stream.decode import BadImage, decode_image
@@ -38,9 +37,7 @@ from edge_hpcr.workspace.sample_files import shrink
 MAKER = "edge_hpcr"
 CLASSES, SAMPLES = "classes.json", "samples.csv"
 LONGEST_FOLDER = 80  # bytes; some encrypted file systems allow no more than 143
-IMAGES_AT_ONCE = (
-    10  # of one class, then the next class has its turn: a learner forgets what comes in long rows
-)
+IMAGES_AT_ONCE = 10  # of one class, then of the next: a learner forgets what comes in long rows
 REASONS_KEPT = 10
 _FORBIDDEN = set('<>:"/\\|?*')
 _RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", MAC_EXTRAS.casefold(), CLASSES, SAMPLES} | {
@@ -85,7 +82,7 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
     table = io.StringIO()
     lines = csv.writer(table, lineterminator="\n")
     lines.writerow(["file", "sample", "class", "held_out", "origin", "source_digest"])
-    try:
+    with disk_errors(f"cannot write the export {target}", "is there room, and a right to write?"):
         if target.exists() and (zipped or not target.is_dir() or any(target.iterdir())):
             raise UserError(f"{target} exists already: name a new .zip, or a new or empty folder")
         with (_writing_zip if zipped else _writing_folder)(target) as write:
@@ -96,17 +93,12 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
                     missing, name = missing + 1, ""
                 else:
                     write(name, content)
-                lines.writerow(
-                    [name, row.id, row.class_id, int(row.held_out), row.origin, row.source_digest or ""]
-                )
+                known = (row.id, row.class_id, int(row.held_out), row.origin, row.source_digest or "")
+                lines.writerow([name, *known])
                 if progress is not None:
                     progress(done, len(rows))
             write(CLASSES, _classes_file(classes, folders))
             write(SAMPLES, table.getvalue().encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write the export {target}: {error.strerror}; is there room, and a right to write?"
-        ) from error
     return Exported(len(rows) - missing, len(classes), missing)
 
 
@@ -123,10 +115,8 @@ def _content(workspace: Workspace, row: SampleRow) -> bytes | None:
 
 def _classes_file(classes: Sequence[ClassRow], folders: Mapping[int, str]) -> bytes:
     listed = [{"id": c.id, "name": c.name, "colour": c.colour, "folder": folders[c.id]} for c in classes]
-    return json.dumps(
-        {"made_by": MAKER, "version": __version__, "format": EXPORTED_CLASSES.current, "classes": listed},
-        indent=1,
-    ).encode()
+    made = {"made_by": MAKER, "version": __version__, "format": EXPORTED_CLASSES.current}
+    return json.dumps({**made, "classes": listed}, indent=1).encode()
 
 
 def folder_names(classes: Mapping[int, str]) -> dict[int, str]:
@@ -193,11 +183,7 @@ def _writing_zip(target: Path) -> Iterator[Write]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(unfinished, "w") as bundle:
-
-            def write(name: str, content: bytes) -> None:
-                bundle.writestr(name, content)  # as it is: images are packed already
-
-            yield write
+            yield bundle.writestr  # uncompressed: images are packed already
         flush_to_disk(unfinished)
         unfinished.rename(target)
         flush_to_disk(target.parent)
@@ -217,10 +203,9 @@ def import_samples(
 ) -> Imported:
     """Take in and label the images of a folder or a zip that holds a folder for each class.
 
-    The first folder on the way to an image names its class, in any case; an export of ours brings its real names and
-    colours. An image that is here already stays as it is, deleted or labelled otherwise; but one that only waits in
-    the queue is labelled: an import that was killed may have left it there. So the same import again goes on.
-    `called` is what people know a zip as, if it lies under a name that says nothing to them.
+    The top folder of an image names its class, in any case; an export of ours brings real names and colours. An image
+    that is here already stays as it is, unless it waits in the queue, where a killed import may have left it.
+    `called` is the name that people know a zip by, if it lies under another.
     """
     source = Path(source)
     check_source(source, called)
@@ -228,12 +213,10 @@ def import_samples(
     job = _Import(workspace)
     with open_source(source, job.refuse, called) as files:
         if not files and not job.result.bad:
-            raise UserError(
-                f"{called or source} holds no files: a folder for each class, with images, is expected"
-            )
+            expected = "a folder for each class, with images, is expected"
+            raise UserError(f"{called or source} holds no files: {expected}")
         chunks = job.plan(files)
-        total = sum(len(chunk) for _, chunk in chunks)
-        done = 0
+        total, done = sum(len(chunk) for _, chunk in chunks), 0
         for name, chunk in chunks:
             if stop is not None and stop.is_set():
                 break
@@ -319,8 +302,7 @@ class _Import:
     def _class_id(self, name: str, colour: str | None = None) -> int:
         key = folded(clean_name(name))
         if key not in self._classes:
-            found = self.workspace.journal.class_id(name)
-            if found is None:
+            if (found := self.workspace.journal.class_id(name)) is None:
                 found = self.workspace.journal.create_class(name, colour)
                 self.result.classes += 1
             self._classes[key] = found
@@ -363,6 +345,5 @@ def _own_classes(file: SourceFile) -> dict[str, tuple[str, str | None]] | None:
             for entry in listed["classes"]
         }
     except (KeyError, TypeError, UserError) as error:
-        raise UserError(
-            f"{file.path} is damaged ({error}): remove it, and the folders' names are used"
-        ) from error
+        advice = "remove it, and the folders' names are used"
+        raise UserError(f"{file.path} is damaged ({error}): {advice}") from error

@@ -2,9 +2,8 @@
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.settings import Settings
 
 _SHOWN = 10  # of many problems of one kind
+_RESTORE = "start `learn` on the workspace, which restores what can be read"
 _FRESH_SECONDS = 60.0  # an image without a row may be on its way
 
 
@@ -53,7 +53,7 @@ def workspace_facts(path: Path | str) -> Facts:
 
 
 def verify_workspace(path: Path | str) -> list[Problem]:
-    """Everything that is wrong; an empty list for a workspace that is whole."""
+    """Find everything that is wrong; an empty list for a whole workspace."""
     layout = Layout(path)
     layout.check_exists()
     settings = Settings.load(layout.settings)
@@ -66,8 +66,7 @@ def verify_workspace(path: Path | str) -> list[Problem]:
             problems += _check_images(journal, layout)
             problems += _check_applied(journal, layout, applied)
     except JournalDamaged as error:
-        start = "start `learn` on the workspace, which restores what can be read"
-        problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), start))
+        problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), _RESTORE))
     return problems + _check_exports(layout)
 
 
@@ -76,9 +75,8 @@ def verify_workspace(path: Path | str) -> list[Problem]:
 
 def _check_journal(journal: Queries, layout: Layout) -> list[Problem]:
     where = str(layout.journal)
-    restore = "start `learn` on the workspace, which restores what can be read"
     if damage := journal.damage(_SHOWN):
-        return [Problem(f"damaged ({each})", where, restore) for each in damage]
+        return [Problem(f"damaged ({each})", where, _RESTORE) for each in damage]
     keep = f"keep a copy of the folder and restore {layout.backup.name}"
     found = journal.broken_references()
     try:
@@ -89,25 +87,26 @@ def _check_journal(journal: Queries, layout: Layout) -> list[Problem]:
 
 
 def _check_budgets(counts: Counts, layout: Layout, settings: Settings) -> list[Problem]:
-    problems = []
-    if counts.queued > settings.queue_samples:
-        many = f"{counts.queued} samples where {settings.queue_samples} are allowed"
-        problems.append(_over_budget("the queue", many, "queue_samples", layout))
-    limits = [("the queue", counts.queued_bytes, settings.queue_bytes, "queue_bytes")]
+    # Not serious: labels are never refused for want of room, and undo fills the queue until the next checkpoint.
+    checks = [
+        ("the queue", counts.queued, "queue_samples"),
+        ("the queue", counts.queued_bytes, "queue_bytes"),
+    ]
     if not settings.archive:
-        limits.append(("all images", counts.image_bytes, settings.disk_bytes, "disk_bytes"))
-    for what, held, allowed, name in limits:
-        if held > allowed:
-            many = f"{format_bytes(held)} where {format_bytes(allowed)} are allowed"
-            problems.append(_over_budget(what, many, name, layout))
-    # Labels are never refused for want of room, and undo fills the queue: the next checkpoint makes room again.
-    return [replace(problem, serious=False) for problem in problems]
+        checks.append(("all images", counts.image_bytes, "disk_bytes"))
+    return [problem for check in checks for problem in _over_budget(*check, layout, settings, serious=False)]
 
 
-def _over_budget(what: str, many: str, setting: str, layout: Layout) -> Problem:
-    return Problem(
-        f"{what}: {many}", str(layout.path), f"`learn` makes room at a checkpoint; or raise {setting}"
-    )
+def _over_budget(
+    what: str, held: int, setting: str, layout: Layout, settings: Settings, serious: bool = True
+) -> list[Problem]:
+    allowed = getattr(settings, setting)
+    if held <= allowed:
+        return []
+    size = format_bytes if setting.endswith("_bytes") else "{} samples".format
+    many = f"{what}: {size(held)} where {size(allowed).removesuffix(' samples')} are allowed"
+    raised = f"`learn` makes room at a checkpoint; or raise {setting}"
+    return [Problem(many, str(layout.path), raised, serious)]
 
 
 # Images -----------------------------------------------------------------------------------------------------------
@@ -158,33 +157,26 @@ def _check_checkpoints(layout: Layout, settings: Settings) -> tuple[dict[str, in
         try:
             arrays, facts = checkpoint.read(folder)
             applied[folder.name] = int(facts["notes"]["applied"])
-            held = _memory_bytes(arrays, facts)
+            memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
+            held = memory.byte_breakdown()["total"]
         except (UserError, KeyError, TypeError, ValueError) as error:
             if folder.exists():  # the learner removes old ones
                 problems.append(Problem(f"it cannot be used ({error})", str(folder), remove))
             continue
-        if held > settings.memory_bytes:
-            many = f"{format_bytes(held)} where {format_bytes(settings.memory_bytes)} are allowed"
-            problems.append(_over_budget(f"the replay memory of {folder.name}", many, "memory_bytes", layout))
+        problems += _over_budget(
+            f"the replay memory of {folder.name}", held, "memory_bytes", layout, settings
+        )
     return applied, problems
-
-
-def _memory_bytes(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> int:
-    memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
-    return memory.byte_breakdown()["total"]
 
 
 def _check_applied(journal: Queries, layout: Layout, applied: dict[str, int]) -> list[Problem]:
     last = journal.last_seq
-    problems = [
-        Problem(
-            f"it has applied event {seq}, but the journal ends with {last}",
-            str(layout.checkpoints / name),
-            "remove the folder: it belongs to another journal",
-        )
-        for name, seq in applied.items()
-        if seq > last
-    ]
+    remove = "remove the folder: it belongs to another journal"
+    problems = []
+    for name, seq in applied.items():
+        if seq > last:
+            what = f"it has applied event {seq}, but the journal ends with {last}"
+            problems.append(Problem(what, str(layout.checkpoints / name), remove))
     # After a restart from the oldest checkpoint these would be learned again, from their images.
     oldest = min(applied.values(), default=0)
     needed = set()
@@ -195,11 +187,9 @@ def _check_applied(journal: Queries, layout: Layout, applied: dict[str, int]) ->
         pass  # said of the journal already
     gone = {row.id for row in journal.all_samples(state="labelled", has_image=False)}
     for sample_id in sorted(needed & gone):
-        what = (
-            f"sample {sample_id} was labelled after event {oldest}, the oldest checkpoint, and has no image"
-        )
+        labelled = f"sample {sample_id} was labelled after event {oldest}, the oldest checkpoint"
         lost = f"delete sample {sample_id}, or label another picture of it"
-        problems.append(Problem(what, str(layout.images), lost))
+        problems.append(Problem(f"{labelled}, and has no image", str(layout.images), lost))
     return _few(problems)
 
 

@@ -22,8 +22,8 @@ from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.methods import Method
 from edge_hpcr.learner.network import Network
 from edge_hpcr.live import checkpoints
+from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.calibration import Calibration
-from edge_hpcr.live.measuring import held_out_ids
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
