@@ -18,9 +18,10 @@ import pytest
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.files import locked
 from edge_hpcr.learner import checkpoint
+from edge_hpcr.live import status as live_status
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.status import FIELDS, write_status
+from edge_hpcr.live.status import write_status
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.transfer import export_samples
 
@@ -506,7 +507,7 @@ def test_every_field_of_the_status_is_documented(run):
     status = json.loads(run("status", "--json")[1])
     names = [*status, *(part for value in status.values() if isinstance(value, dict) for part in value)]
     gate = {"queued", "skipped_duplicate"}
-    assert [name for name in names if not re.search(rf"\b{name}\b", FIELDS)] == []
+    assert [name for name in names if not re.search(rf"\b{name}\b", live_status.FIELDS)] == []
     assert gate <= set(names)
 
 

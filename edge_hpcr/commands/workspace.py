@@ -340,7 +340,7 @@ def list_samples(
         names = {row.id: row.name for row in workspace.journal.classes()}
         class_id = _pick(workspace, class_name).id if class_name is not None else None
         every = workspace.journal.all_samples(class_id=class_id)
-        chosen = (row for row in every if row.state != "deleted")
+        chosen: Iterator[SampleRow] = (row for row in every if row.state != "deleted")
         if queue:
             chosen = _queued_samples(workspace.journal)
         elif suspicious:
