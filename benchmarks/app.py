@@ -1,28 +1,22 @@
-"""Measure the app in a real browser: how soon it is there, how soon a label is saved and learned, and what a day costs.
-
-PYTHONPATH=tests python -m benchmarks.app --out results/app.json          everything, about a quarter of an hour
-PYTHONPATH=tests python -m benchmarks.app --quick                         too little to trust, to see that it works
-"""
+"""`PYTHONPATH=tests python -m benchmarks.app`: the app in a real browser; takes about a quarter of an hour."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
+import sys
 import tempfile
 import time
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import psutil
 from browser_parts import App, chromium, open_page, running_alone
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
+from typer import Argument, Option
 
-from benchmarks.latency import stolen_seconds
-from edge_hpcr.bench.run import hardware
+from benchmarks.runner import QUICK_HELP, Facts, run_parts
+from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import UserError
 
 PAGE_SECONDS, ACKNOWLEDGED_MS, LEARNED_SECONDS, LARGEST_GROWTH = 8.0, 250.0, 2.0, 0.10
@@ -68,60 +62,43 @@ LABELS = """async (count) => {
 }"""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
-    parser.add_argument(
-        "--only",
-        choices=PARTS,
-        metavar="PART",
-        help=f"{' or '.join(PARTS)}; the other one stays as it is in FILE",
-    )
-    parser.add_argument("--quick", action="store_true", help="few labels and ticks")
-    options = parser.parse_args()
-    report = {}
-    if options.only and options.out and options.out.exists():
-        report = json.loads(options.out.read_text())
-    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        for part in [options.only] if options.only else PARTS:
-            stolen = stolen_seconds()
-            report[part] = {
-                **PARTS[part](browser, Path(folder), options.quick),
-                "quick": options.quick,
-                "hardware": hardware(),
-                "python": platform.python_version(),
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "stolen_seconds": round(stolen_seconds() - stolen, 1),  # by other machines on the same host
-            }
-            if options.out:
-                options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
-    return 0 if all(report[part]["passed"] for part in PARTS if part in report) else 1
+commands = cli.new_commands()
 
 
-def measure_start(browser: Browser, folder: Path, quick: bool) -> dict[str, Any]:
+@commands.command()
+def app(
+    part: Annotated[str, Argument(help="first_page, use or all")] = "all",
+    quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
+    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/app.json"),
+) -> int:
+    """How soon the app's page is there, how soon a label is saved and learned, and what a day costs."""
+    measures = {"first_page": measure_start, "use": measure_use}
+    return run_parts(part, {name: partial(each, quick=quick) for name, each in measures.items()}, out)
+
+
+def measure_start(folder: Path, quick: bool) -> Facts:
     """From the command to a page that shows a frame to label, in a browser that is open, with a new workspace."""
     answering, shown = [], []
-    for number in range(1 if quick else 10):
-        begun = time.monotonic()
-        with running_alone(folder / f"start-{number}") as app:
-            answering.append(round(time.monotonic() - begun, 2))
-            page = open_page(browser, app)
-            expect(page.locator("#frame")).to_be_visible()
-            shown.append(round(time.monotonic() - begun, 2))
-            page.context.close()
-    return {"healthz_seconds": answering, "seconds": shown, "passed": float(np.median(shown)) < PAGE_SECONDS}
+    with chromium() as browser:
+        for number in range(1 if quick else 10):
+            begun = time.monotonic()
+            with running_alone(folder / f"start-{number}") as app:
+                answering.append(round(time.monotonic() - begun, 2))
+                page = open_page(browser, app)
+                expect(page.locator("#frame")).to_be_visible()
+                shown.append(round(time.monotonic() - begun, 2))
+                page.context.close()
+    passed = float(np.median(shown)) < PAGE_SECONDS
+    return {"healthz_seconds": answering, "seconds": shown, "quick": quick, "passed": passed}
 
 
-def measure_use(browser: Browser, folder: Path, quick: bool) -> dict[str, Any]:
+def measure_use(folder: Path, quick: bool) -> Facts:
     presses, ticks, labels = (20, 400, 40) if quick else (200, 20_000, 2_000)
-    with running_alone(folder / "workspace") as app:
+    with chromium() as browser, running_alone(folder / "workspace") as app:
         page = open_page(browser, app)
         expect(page.locator("#frame")).to_be_visible()
         parts = {"labels": measure_labels(page, presses), "day": measure_day(page, app, ticks, labels)}
-    return parts | {"passed": all(part["passed"] for part in parts.values())}
+    return {**parts, "quick": quick, "passed": all(part["passed"] for part in parts.values())}
 
 
 def teach(page: Page, name: str) -> None:
@@ -132,7 +109,7 @@ def teach(page: Page, name: str) -> None:
     expect(page.locator("#new-class")).to_be_hidden()
 
 
-def measure_labels(page: Page, count: int) -> dict[str, Any]:
+def measure_labels(page: Page, count: int) -> Facts:
     """Key presses while the learner runs flat out: after the first label there is always something to rehearse."""
     for name in ("odd", "even"):
         teach(page, name)
@@ -147,25 +124,24 @@ def measure_labels(page: Page, count: int) -> dict[str, Any]:
         saved.append(until_saved)
         learned.append(until_learned / 1000)
         page.wait_for_timeout(150)
-    p95, slowest = float(np.percentile(saved, 95)), float(np.percentile(learned, 95))
+    saved_ms, learned_seconds = _spread(saved, 1), _spread(learned, 2)
     return {
         "presses": count,
         "learner_busy": busy,
-        "saved_ms": {
-            "p50": round(float(np.median(saved)), 1),
-            "p95": round(p95, 1),
-            "max": round(max(saved), 1),
-        },
-        "learned_seconds": {
-            "p50": round(float(np.median(learned)), 2),
-            "p95": round(slowest, 2),
-            "max": round(max(learned), 2),
-        },
-        "passed": p95 < ACKNOWLEDGED_MS and slowest < LEARNED_SECONDS,
+        "saved_ms": saved_ms,
+        "learned_seconds": learned_seconds,
+        "passed": saved_ms["p95"] < ACKNOWLEDGED_MS and learned_seconds["p95"] < LEARNED_SECONDS,
     }
 
 
-def measure_day(page: Page, app: App, ticks: int, labels: int) -> dict[str, Any]:
+def _spread(values: list[float], digits: int) -> dict[str, float]:
+    p50, p95 = np.percentile(values, [50, 95])
+    return {
+        name: round(float(each), digits) for name, each in (("p50", p50), ("p95", p95), ("max", max(values)))
+    }
+
+
+def measure_day(page: Page, app: App, ticks: int, labels: int) -> Facts:
     """Eight hours of a page, faster: its questions for the state, new pictures with labels, tabs that tick by themselves."""
     process = psutil.Process(app.process.pid)
     sizes, looks = [], 20
@@ -194,17 +170,9 @@ def measure_day(page: Page, app: App, ticks: int, labels: int) -> dict[str, Any]
 
 
 def temporary_bytes(pid: int) -> int:
-    folders = Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*")
-    return sum(
-        (Path(place) / file).stat().st_size
-        for folder in folders
-        for place, _, files in os.walk(folder)
-        for file in files
-    )
-
-
-PARTS = {"first_page": measure_start, "use": measure_use}
+    files = Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*/**/*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(cli.run(commands, "python -m benchmarks.app"))

@@ -1,44 +1,34 @@
-"""Measure what a device pays: the bytes of its installation, and the memory after a thousand changes of the model.
-
-PYTHONPATH=tests python -m benchmarks.device --out results/device.json        some minutes; it installs the device's packages anew
-"""
+"""`PYTHONPATH=tests python -m benchmarks.device`: what a device pays in bytes; installs its packages anew."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from device_parts import many_swaps, publish
+from typer import Argument, Option
 
-from edge_hpcr.bench.run import hardware
+from benchmarks.runner import ROOT, Facts, run_parts
+from edge_hpcr.commands import cli
 
-ROOT = Path(__file__).parent.parent
 LARGEST_MEGABYTES, LARGEST_GROWTH, SWAPS = 400.0, 0.05, 1000
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        parts = {"installation": measure_installation(Path(folder)), "swaps": measure_swaps(Path(folder))}
-    report = parts | {"hardware": hardware(), "python": platform.python_version()}
-    print(json.dumps(report, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if all(part["passed"] for part in parts.values()) else 1
+commands = cli.new_commands()
 
 
-def measure_installation(folder: Path) -> dict[str, Any]:
+@commands.command()
+def device(
+    part: Annotated[str, Argument(help="installation, swaps or all")] = "all",
+    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/device.json"),
+) -> int:
+    """The bytes of a device's installation, and the memory after a thousand changes of the model."""
+    return run_parts(part, {"installation": measure_installation, "swaps": measure_swaps}, out)
+
+
+def measure_installation(folder: Path) -> Facts:
     """A new .venv with the device's packages, as `make install-device` makes it, and what is in it."""
     place = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
@@ -52,7 +42,7 @@ def measure_installation(folder: Path) -> dict[str, Any]:
     return {"megabytes": round(megabytes, 1), "passed": megabytes < LARGEST_MEGABYTES}
 
 
-def measure_swaps(folder: Path) -> dict[str, Any]:
+def measure_swaps(folder: Path) -> Facts:
     publish(folder / "exports", 1)
     facts = many_swaps(folder / "exports", SWAPS)
     growth = facts["after"] / facts["before"] - 1
@@ -60,4 +50,4 @@ def measure_swaps(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(cli.run(commands, "python -m benchmarks.device"))

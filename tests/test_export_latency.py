@@ -1,13 +1,14 @@
 """The latency benchmark measures what it says; one quick run, and its arithmetic."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 from benchmarks import latency
+from benchmarks.runner import in_turns
 from edge_hpcr.commands.cli import run
-from edge_hpcr.workspace.folder import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +47,8 @@ def test_a_quick_run_keeps_every_measurement(result):
     assert 0 < held["imports"] < held["loaded"] <= held["predicting"] < 1e9
 
 
-def test_the_tables_of_an_earlier_result_are_printed_as_markdown_without_measuring(result, tmp_path, capsys):
-    file = tmp_path / "latency.json"
-    file.write_text(json.dumps(result | {"hardware": "Another machine"}))
-    assert run(latency.commands, "latency", ["--table", str(file)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("Another machine, torch ") and list(tmp_path.iterdir()) == [file]
-    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+def test_the_tables_are_markdown(result):
+    blocks = [block.splitlines() for block in latency.tables(result) if block.startswith("|")]
     assert [block[0].split()[1] for block in blocks] == ["pixels,", "publishing,", "device,", "goal"]
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1 and set(block[1]) == set("|-:")
@@ -79,28 +75,21 @@ def test_goals_are_judged_by_what_was_measured(result):
 
 
 def test_ratios_are_taken_within_a_round():
-    wall = {
-        "torch": np.array([4.0, 40.0, 4.0]),
-        "onnx": np.array([2.0, 20.0, 2.0]),
-        "int8": np.array([1.0, 10.0, 1.0]),
-    }
-    compared = latency._compared(wall, wall)
+    seconds = np.array([[4.0, 4.0], [40.0, 40.0], [4.0, 4.0]])  # a round each: wall, processor
+    compared = latency.compared({"torch": seconds, "onnx": seconds / 2, "int8": seconds / 4})
     assert compared["times_as_fast_as_torch"]["onnx"]["wall"] == {"median": 2.0, "q1": 2.0, "q3": 2.0}
     assert compared["wall_ms"]["int8"]["median"] == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--out", "file.txt"], "name a .json file"),
-        (["--table", "nowhere.json"], "--table nowhere.json: No such file"),
-        (["--table", "W/settings.json"], "`python -m benchmarks.latency` did not write this file"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, reason):
-    monkeypatch.chdir(tmp_path)
-    with Workspace.open(tmp_path / "W"):
-        pass
-    assert run(latency.commands, "latency", arguments) == 2
+def test_contestants_take_turns_and_each_begins_a_round():
+    calls = []
+    contestants = {name: partial(calls.append, name) for name in "abc"}
+    times = in_turns(contestants, 3, {"a": 1, "b": 2, "c": 1})
+    assert "".join(calls) == "aabbbccbbbccaaccaabbb"  # each once more than counted, to warm up
+    assert {name: each.shape for name, each in times.items()} == dict.fromkeys("abc", (3, 2))
+
+
+def test_wrong_input_is_one_line_and_exit_code_2(capsys):
+    assert run(latency.commands, "latency", ["--out", "file.txt"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("latency: ") and reason in line
+    assert line.startswith("latency: ") and "name a .json file" in line

@@ -1,4 +1,4 @@
-"""What a journal must say, told only by what was acknowledged: a second, much simpler account of the same labels."""
+"""What a journal must say after the acknowledged actions: a second, much simpler account of the same labels."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -29,24 +29,24 @@ class Expected:
     done: list[Change] = field(default_factory=list)
     undone: list[Change] = field(default_factory=list)
 
-    def acknowledge(self, told: Mapping[str, Any]) -> None:
-        kind = told["kind"]
+    def acknowledge(self, action: Mapping[str, Any]) -> None:
+        kind = action["kind"]
         if kind in ("undo", "redo"):
-            self.turn_back(kind, told["lost"])
+            self.turn_back(kind, action["lost"])
         else:
-            self.do(self._change(kind, told))
+            self.do(self._change(kind, action))
 
-    def _change(self, kind: str, told: Mapping[str, Any]) -> Change:
-        class_id = told.get("class")
+    def _change(self, kind: str, action: Mapping[str, Any]) -> Change:
+        class_id = action.get("class")
         if kind == "label":
-            return Change({i: (self.labels.get(i), class_id) for i in told["ids"]})
+            return Change({i: (self.labels.get(i), class_id) for i in action["ids"]})
         if kind in ("dismiss", "delete"):
-            return Change({i: (self.labels.get(i), None) for i in told["ids"]})
+            return Change({i: (self.labels.get(i), None) for i in action["ids"]})
         assert isinstance(class_id, int)
         old = self.names.get(class_id)
         if kind in ("create_class", "rename_class"):
-            return Change({}, {class_id: (old, told["name"])})
-        moved_to = {"merge_classes": told.get("into"), "delete_class": None}[kind]
+            return Change({}, {class_id: (old, action["name"])})
+        moved_to = {"merge_classes": action.get("into"), "delete_class": None}[kind]
         members = [i for i, of in self.labels.items() if of == class_id]
         return Change(dict.fromkeys(members, (class_id, moved_to)), {class_id: (old, None)})
 

@@ -1,7 +1,7 @@
 """kill -9 at random moments, in the midst of labels, checkpoints, backups and dropped images; what is left must be whole.
 
-The process that is killed tells through a pipe what was acknowledged. After each kill the journal, the checkpoints and
-the images on disk are held against that; the next process then opens the same workspace and goes on.
+The process that is killed reports through a pipe what was acknowledged. After each kill the journal, the checkpoints and
+the images on disk are compared with that; the next process opens the same workspace and goes on.
 """
 
 import json
@@ -11,17 +11,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-import edge_hpcr
+from benchmarks.endurance import Progress, Report, silent
 from benchmarks.endurance.expected import Change, Expected
-from benchmarks.endurance.phases import ACTING, LEARNING, Phases
+from benchmarks.endurance.victim import ACTING, LEARNING, Phases
+from benchmarks.runner import ROOT
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.memory import ReplayMemory
@@ -29,13 +29,12 @@ from edge_hpcr.live.teaching import Teach, operations
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import Queries, reading
-from edge_hpcr.workspace.records import Body, Event
+from edge_hpcr.workspace.records import Body, ClassState, Event
 from edge_hpcr.workspace.verify import verify_workspace
 
-Told = dict[str, Any]
-Progress = Callable[[int, int], None]
+Message = dict[str, Any]
 
-# Small and hasty, so that every moment of a life comes often: a checkpoint after every step, images that must leave.
+# Small, so that every phase comes often: a checkpoint after every step, images that must be dropped.
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
     "threads": 1,
@@ -48,9 +47,8 @@ SETTINGS: dict[str, Any] = {
     "disk_bytes": 12_000,
     "device": "cpu",
 }
-# The phases that are waited for, and how long after their beginning the kill comes at most, in seconds: about as long as
-# they take on a machine with nothing else to do. From the first
-# learning on it is any moment.
+# The phases that are waited for, and the most seconds from their beginning to the kill: about as long as they take on an
+# idle machine.
 HUNTED = {
     "opening": 0.15,
     "learning": 0.4,
@@ -61,35 +59,33 @@ HUNTED = {
     "removing checkpoints": 0.005,
     "dropping images": 0.003,
 }
-HUNT_SECONDS = 3.0  # then it is killed wherever it is
-PROBLEMS_KEPT = 20
+HUNT_SECONDS = 3.0  # after the opening; then it is killed wherever it is
+OPENING_SECONDS = 60.0  # on a busy machine
+PLAN, QUICK = 500, 3  # kills
 
 
 @dataclass
-class KillsReport:
-    seed: int
-    kills: int = 0
-    actions: Counter[str] = field(default_factory=Counter)  # acknowledged, by kind
+class KillsReport(Report):
+    bar = "every acknowledged action is there, none twice, and the workspace verifies clean after every kill"
+
+    settings: dict[str, Any] = field(default_factory=lambda: SETTINGS)
+    acknowledged: Counter[str] = field(default_factory=Counter)  # actions by kind
     labels: int = 0  # acknowledged, of samples
-    unacknowledged: int = 0  # actions that are in the journal although the kill came before they were told of
+    done_but_not_acknowledged: int = 0  # in the journal, though the kill came before they were reported
     phases: Counter[str] = field(default_factory=Counter)  # in which the kills hit
-    memories: int = 0  # that were checked sample by sample: of checkpoints, and of learners between two steps
-    problems: list[str] = field(default_factory=list)  # the first of them
-    problem_count: int = 0
-    seconds: float = 0.0
+    memories_checked: int = 0  # sample by sample: of checkpoints, and of learners between two steps
 
-    @property
-    def passed(self) -> bool:
-        return not self.problem_count
-
-    def complain(self, problems: list[str]) -> None:
-        self.problems += problems[: PROBLEMS_KEPT - len(self.problems)]
-        self.problem_count += len(problems)
+    def said(self) -> list[str]:
+        hit = ", ".join(f"{phase} {times}" for phase, times in self.phases.most_common())
+        return [
+            f"{self.n} kills in {self.seconds:.0f} s; {self.acknowledged.total()} actions were acknowledged, "
+            f"{self.labels} labels among them; {self.done_but_not_acknowledged} were done and not reported",
+            f"they hit: {hit}",
+            f"{self.memories_checked} memories were checked sample by sample; {self.problem_count} problems",
+        ]
 
 
-def run_kills(
-    folder: Path, kills: int, seed: int, progress: Progress = lambda done, total: None
-) -> KillsReport:
+def measure(folder: Path, kills: int, seed: int, progress: Progress = silent) -> KillsReport:
     """Kill a process that labels and learns in `folder`, so many times; the workspace stays there to look at."""
     if kills < 1:
         raise UserError(f"{kills} kills: give at least 1")
@@ -98,14 +94,14 @@ def run_kills(
         workspace.change_settings(**SETTINGS)
     report, rng = KillsReport(seed), np.random.default_rng(seed)
     watcher = Watcher(Layout(folder), report)
-    with _victims(folder) as victims:
+    with Victims(folder) as victims:
         for number in range(kills):
-            told = victims.live_and_die([seed, number], rng)
+            messages = victims.live_and_die([seed, number], rng)
             report.phases[victims.phase()] += 1
-            report.kills += 1
-            watcher.check(f"kill {number + 1}, {victims.phase()}", told)
+            report.n += 1
+            watcher.check(f"kill {number + 1}, {victims.phase()}", messages)
             progress(number + 1, kills)
-        watcher.check("after the last restart", victims.settle(), settled=True)
+        watcher.check("after the last restart", victims.save_and_end(), saved=True)
     report.seconds = time.monotonic() - begun
     return report
 
@@ -113,109 +109,96 @@ def run_kills(
 # The process that is killed -------------------------------------------------------------------------------------------
 
 
-class _Victims:
-    """Starts processes that live in the workspace, and kills them."""
+class Victims:
+    """Starts processes that work in the workspace, and kills them."""
 
-    def __init__(self, nursery: subprocess.Popen[str], pipe: int, phases: Phases) -> None:
-        self._nursery, self._pipe, self._phases = nursery, pipe, phases
-        # Images are not dropped before there are many: what comes late is hunted once it was seen.
+    def __init__(self, folder: Path) -> None:
+        self._pipe, writing = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._file = folder.with_name(folder.name + ".phases")
+        self._phases = Phases(self._file)
+        # Images are not dropped before there are many: what comes late is waited for once it was seen.
         self._seen = {"opening", "learning", "taking images", "labelling", "checkpoint"}
-        self._expect("ready")
+        # A library that starts threads at its import would lose them in every fork.
+        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.endurance.victim", folder, str(writing), self._file],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[writing],
+            env={**os.environ, **single},
+        )
+        os.close(writing)
+        self._reply()  # it has imported everything
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._nursery.communicate()  # it ends with its orders
+        os.close(self._pipe)
+        self._file.unlink()
 
     def phase(self) -> str:
-        """What the last one was doing; of the two threads the one that was at something rarer."""
+        """What the last one was doing; of its two threads the one that was at something rarer."""
         learning = self._phases.of(LEARNING)
         return self._phases.of(ACTING) if learning in ("waiting", "learning") else learning
 
-    def live_and_die(self, seed: list[int], rng: np.random.Generator) -> list[Told]:
+    def live_and_die(self, seed: list[int], rng: np.random.Generator) -> list[Message]:
+        """Start one, kill it at a random moment of a random phase, and return what it reported until then."""
         hunted = str(rng.choice([phase for phase in HUNTED if phase in self._seen]))
         later = rng.uniform(0, HUNTED[hunted])
-        self._say({"seed": seed, "settle": False})
-        end = time.monotonic() + HUNT_SECONDS
-        text = b""
+        self._order({"seed": seed, "save": False})
+        limit = time.monotonic() + OPENING_SECONDS
+        end, text = limit, b""
         while (now := time.monotonic()) < end:
+            if hunted and not text:  # it reports first that it has opened: only then the hunt has its time
+                end = min(now + HUNT_SECONDS, limit)
             phases = {self._phases.of(ACTING), self._phases.of(LEARNING)}
             self._seen |= phases
             if hunted in phases:
                 end, hunted = now + later, ""
             select.select([self._pipe], [], [], 0.001)
             text += self._read()
-        self._nursery_input.write("kill\n")
-        self._nursery_input.flush()
-        code = self._reply()
-        text += self._read()
-        told = [json.loads(line) for line in text.split(b"\n")[:-1]]
-        return [*told, {"kind": "ended", "code": int(code)}] if code != "-9" else told
+        self._order("kill")
+        return self._ended(text, expected="-9")
 
-    def settle(self) -> list[Told]:
-        self._say({"seed": [], "settle": True})
-        code = self._reply()
-        told = [json.loads(line) for line in self._read().split(b"\n")[:-1]]
-        return told if code == "0" else [*told, {"kind": "ended", "code": int(code)}]
+    def save_and_end(self) -> list[Message]:
+        """Start one that learns what is left, saves and ends by itself."""
+        self._order({"seed": [], "save": True})
+        return self._ended(b"", expected="0")
 
-    @property
-    def _nursery_input(self) -> Any:
+    def _order(self, order: Any) -> None:
         assert self._nursery.stdin is not None
-        return self._nursery.stdin
-
-    def _say(self, order: Told) -> None:
-        self._nursery_input.write(json.dumps(order) + "\n")
-        self._nursery_input.flush()
+        self._nursery.stdin.write(json.dumps(order) + "\n")
+        self._nursery.stdin.flush()
 
     def _reply(self) -> str:
         assert self._nursery.stdout is not None
-        line = self._nursery.stdout.readline().strip()
-        if not line:
-            raise UserError("the process that starts the others has ended; its last words are above")
-        return line
+        if line := self._nursery.stdout.readline().strip():
+            return line
+        raise UserError("the process that starts the others has ended; its last words are above")
 
-    def _expect(self, word: str) -> None:
-        if (reply := self._reply()) != word:
-            raise UserError(f"the process that starts the others said {reply!r} instead of {word!r}")
+    def _ended(self, text: bytes, expected: str) -> list[Message]:
+        code = self._reply()
+        messages = [json.loads(line) for line in (text + self._read()).split(b"\n")[:-1]]
+        return messages if code == expected else [*messages, {"kind": "ended", "code": int(code)}]
 
     def _read(self) -> bytes:
         parts = []
-        try:
+        with suppress(BlockingIOError):
             while part := os.read(self._pipe, 2**16):
                 parts.append(part)
-        except BlockingIOError:
-            pass
         return b"".join(parts)
-
-
-@contextmanager
-def _victims(folder: Path) -> Iterator[_Victims]:
-    told, writing = os.pipe()
-    os.set_blocking(told, False)
-    phases = folder.with_name(folder.name + ".phases")
-    shared = Phases(phases)
-    # A library that starts threads at its import would lose them in every fork.
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join(
-        filter(None, [str(Path(edge_hpcr.__file__).parents[1]), os.environ.get("PYTHONPATH")])
-    )
-    nursery = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.endurance.victim", str(folder), str(writing), str(phases)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=[writing],
-        env={**os.environ, **single, "PYTHONPATH": path},
-    )
-    os.close(writing)
-    try:
-        yield _Victims(nursery, told, shared)
-    finally:
-        nursery.communicate()  # the end of its orders is its own end
-        os.close(told)
-        phases.unlink()
 
 
 # What is left ---------------------------------------------------------------------------------------------------------
 
 
 class Watcher:
-    """Holds a workspace against what was acknowledged in it."""
+    """Compares a workspace with what was acknowledged in it."""
 
     def __init__(self, layout: Layout, report: KillsReport) -> None:
         self.layout, self.report = layout, report
@@ -223,28 +206,28 @@ class Watcher:
         self._known_seq = 0  # the last event that `expected` has in it
         self._checked: set[tuple[str, int]] = set()  # checkpoints, by name and age: they do not change
 
-    def check(self, when: str, told: list[Told], settled: bool = False) -> None:
+    def check(self, when: str, messages: list[Message], saved: bool = False) -> None:
         with reading(self.layout.journal) as journal:
-            problems = self._check_told(journal, told)
+            problems = self._check_messages(journal, messages)
             problems += self._check_tables(journal)
             problems += self._check_memories(
-                journal, [m for m in told if m["kind"] == "memory" and m["whole"]]
+                journal, [m for m in messages if m["kind"] == "memory" and m["whole"]]
             )
         for problem in verify_workspace(self.layout.path):
             # What is not serious (a budget exceeded by an undo, say) is what the next checkpoint mends.
-            if settled or problem.serious:
+            if saved or problem.serious:
                 problems.append(str(problem))
-        if settled:
+        if saved:
             problems += _leftovers(self.layout)
         self.report.complain([f"{when}: {problem}" for problem in problems])
 
-    def _check_told(self, journal: Queries, told: list[Told]) -> list[str]:
-        """Every acknowledged action is an event, in its order; behind them there may be one that was not told of."""
-        problems = [f"the process ended by itself with {m['code']}" for m in told if m["kind"] == "ended"]
-        for message in told:
+    def _check_messages(self, journal: Queries, messages: list[Message]) -> list[str]:
+        """Every acknowledged action is an event, in its order; behind them there may be one that was not reported."""
+        problems = [f"the process ended by itself with {m['code']}" for m in messages if m["kind"] == "ended"]
+        for message in messages:
             if message["kind"] == "opened":
                 problems += [f"at the opening: {problem}" for problem in message["problems"]]
-        actions = [m for m in told if m["kind"] not in ("opened", "memory", "take", "ended")]
+        actions = [m for m in messages if m["kind"] not in ("opened", "memory", "take", "ended")]
         events = [each for each in journal.stored_events(self._known_seq) if each[2] != "evict"]
         kinds = ["label" if kind == "correct" else kind for _, _, kind, _ in events]
         wanted = [action["kind"] for action in actions]
@@ -252,25 +235,25 @@ class Watcher:
             problems.append(f"acknowledged were {wanted}, the journal has {kinds}")
         for action in actions:
             self.expected.acknowledge(action)
-            self.report.actions[action["kind"]] += 1
+            self.report.acknowledged[action["kind"]] += 1
             self.report.labels += len(action["ids"]) if action["kind"] == "label" else 0
         for _, _, kind, text in events[len(wanted) :]:
             self._take_over(kind, Body.from_json(text))
-            self.report.unacknowledged += 1
+            self.report.done_but_not_acknowledged += 1
         self._known_seq = journal.last_seq
         return problems
 
     def _take_over(self, kind: str, body: Body) -> None:
-        """An action that was done and not told of: nobody was promised anything, so the journal's word is taken."""
+        """Expect an action that was done and not reported, as the journal has it: nothing was promised about it."""
         if kind in ("undo", "redo"):
             self.expected.turn_back(kind, body.lost)
             return
         labels = {i: (before.class_id, after.class_id) for i, before, after in body.samples}
-        names = {
-            i: tuple(state.name if state.state == "live" else None for state in states)
-            for i, *states in body.classes
-        }
-        self.expected.do(Change(labels, {i: (old, new) for i, (old, new) in names.items()}))
+
+        def name(of: ClassState) -> str | None:
+            return of.name if of.state == "live" else None
+
+        self.expected.do(Change(labels, {i: (name(old), name(new)) for i, old, new in body.classes}))
 
     def _check_tables(self, journal: Queries) -> list[str]:
         problems = []
@@ -296,11 +279,11 @@ class Watcher:
         ]
         return problems
 
-    def _check_memories(self, journal: Queries, told: list[Told]) -> list[str]:
-        """The memories that a learner told of, and every checkpoint's: only what was labelled for training then."""
+    def _check_memories(self, journal: Queries, messages: list[Message]) -> list[str]:
+        """The memories that learners reported and those of checkpoints hold only what was labelled for training then."""
         problems = []
         memories: list[tuple[int, str, list[int], list[int], int | None]] = [
-            (m["applied"], "the learner", m["ids"], m["classes"], None) for m in told
+            (m["applied"], "the learner", m["ids"], m["classes"], None) for m in messages
         ]
         for folder in self.layout.checkpoint_folders():
             known = (folder.name, folder.stat().st_mtime_ns)
@@ -310,7 +293,7 @@ class Watcher:
                     memories.append(_memory_of(folder))
                 except UserError as error:
                     problems.append(str(error))
-        self.report.memories += len(memories)
+        self.report.memories_checked += len(memories)
         moments = _moments(journal, {applied for applied, *_ in memories})
         for applied, where, ids, classes, tested in memories:
             if applied not in moments:
@@ -337,7 +320,7 @@ class Moment:
         if tested is not None and not len(self.training) + self.held_out <= tested <= self.teaches:
             problems.append(
                 f"{tested} labels were learned, of {self.teaches} given and {len(self.training) + self.held_out} "
-                "that stand: some were left out, or learned twice"
+                "that are still labelled: some were left out, or learned twice"
             )
         return problems
 
@@ -381,20 +364,3 @@ def _leftovers(layout: Layout) -> list[str]:
     strange = [entry.name for entry in layout.checkpoints.iterdir() if entry.name not in kept]
     strange += [entry.name for entry in layout.path.iterdir() if ".writing" in entry.name]
     return [f"left over: {name}" for name in sorted(strange)]
-
-
-def as_json(report: KillsReport) -> dict[str, Any]:
-    return {
-        "n": report.kills,
-        "seed": report.seed,
-        "settings": SETTINGS,
-        "acknowledged": dict(report.actions),
-        "labels": report.labels,
-        "done_but_not_acknowledged": report.unacknowledged,
-        "phases": dict(report.phases),
-        "memories_checked": report.memories,
-        "problems": report.problems,
-        "problem_count": report.problem_count,
-        "seconds": report.seconds,
-        "bar": "every acknowledged action is there, none twice, and the workspace verifies clean after every kill",
-    }

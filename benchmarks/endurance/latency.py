@@ -1,16 +1,16 @@
 """How long an answer takes while the learner rests, and while it learns as fast as it can.
 
-The three take turns in one run, so that whatever else the machine does hits all of them alike.
+The three take turns in one run, so that other work on the machine hits all of them alike.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.endurance import Progress, Report, silent
 from benchmarks.endurance.pictures import frames, tiles
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
@@ -23,7 +23,6 @@ TILE_SIDE = 64
 PAUSE_SECONDS = 0.01  # between two answers: a camera has pauses too
 STEPS = 2  # in each of its turns the learner takes so many at least, however slow the machine
 WAIT_SECONDS = 60.0
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -33,28 +32,40 @@ class LatencyPlan:
     image_size: int = 32
 
 
+PLAN, QUICK = LatencyPlan(), LatencyPlan(rounds=1, answers=6)
+
+
 @dataclass
-class LatencyReport:
-    plan: LatencyPlan
-    seed: int
-    threads: int = 0
-    steps: dict[str, int] = field(default_factory=dict)  # of the learner while answers were timed
+class LatencyReport(Report):
+    bar = f"p95 while learning at most {LARGEST_RATIO} times the idle one"
+
+    frames: tuple[int, int] = FRAME_SIZE
+    image_size: int = 0
+    threads_setting: int = 0
     milliseconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    ratios: dict[str, dict[str, float]] = field(default_factory=dict)  # to the idle learner's
-    seconds: float = 0.0
+    ratios_to_idle: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps_meanwhile: dict[str, int] = field(default_factory=dict)  # of the learner while answers were timed
 
     @property
     def passed(self) -> bool:
-        return all(ratio["p95"] <= LARGEST_RATIO for ratio in self.ratios.values())
+        return all(ratio["p95"] <= LARGEST_RATIO for ratio in self.ratios_to_idle.values())
+
+    def said(self) -> list[str]:
+        lines = {
+            kind: f"{kind:<11}p50 {times['p50']:.1f} ms, p95 {times['p95']:.1f} ms (n={times['n']:.0f})"
+            for kind, times in self.milliseconds.items()
+        }
+        for kind, ratio in self.ratios_to_idle.items():
+            lines[kind] += f", p95 {ratio['p95']:.2f} times the idle one"
+        return list(lines.values())
 
 
-def measure_latency(
-    folder: Path, plan: LatencyPlan, seed: int, progress: Progress = lambda done, total: None
-) -> LatencyReport:
+def measure(folder: Path, plan: LatencyPlan, seed: int, progress: Progress = silent) -> LatencyReport:
     begun = time.monotonic()
-    report = LatencyReport(plan, seed)
+    report = LatencyReport(seed, image_size=plan.image_size)
     with Workspace.open(folder) as workspace:
         workspace.change_settings(image_size=plan.image_size, idle_steps=0)
+        report.threads_setting = workspace.settings.threads
         live = LiveLearner(workspace)
         live.start()
         try:
@@ -62,14 +73,14 @@ def measure_latency(
             times = bench.run(plan, progress)
         finally:
             live.stop()
-    report.threads = workspace.settings.threads
-    report.steps = bench.steps
+    report.steps_meanwhile = bench.steps
     report.milliseconds = {
         kind: {"n": len(values)} | {f"p{q}": float(np.percentile(values, q)) * 1e3 for q in (50, 95, 99)}
         for kind, values in times.items()
     }
     idle = report.milliseconds["idle"]
-    report.ratios = {
+    report.n = len(times["idle"])
+    report.ratios_to_idle = {
         kind: {name: values[name] / idle[name] for name in ("p50", "p95")}
         for kind, values in report.milliseconds.items()
         if kind != "idle"
@@ -90,13 +101,13 @@ class Bench:
     def run(self, plan: LatencyPlan, progress: Progress) -> dict[str, list[float]]:
         self.give_labels(6)  # so that there is something to answer and to rehearse
         self.rest()
-        self.time(plan.answers // 2 + 1, self.keep_resting, 0)  # the first answers compile kernels
+        self.time(plan.answers // 2 + 1, lambda: None, 0)  # the first answers compile kernels
         times: dict[str, list[float]] = {kind: [] for kind in self.steps}
         for number in range(plan.rounds):
             for kind, prepare, keep in (
-                ("idle", self.rest, self.keep_resting),
+                ("idle", self.rest, lambda: None),
                 ("learning", self.learn, self.keep_labels_waiting),
-                ("idle", self.rest, self.keep_resting),
+                ("idle", self.rest, lambda: None),
                 ("rehearsing", self.rehearse, self.keep_rehearsing),
             ):
                 prepare()
@@ -130,9 +141,6 @@ class Bench:
         if not self.live.wait_until_caught_up(WAIT_SECONDS):
             raise UserError(f"the learner did not catch up: {list(self.live.problems)}")
         self._wait_for("idle")
-
-    def keep_resting(self) -> None:
-        pass
 
     def learn(self) -> None:
         self.keep_labels_waiting()
@@ -169,18 +177,3 @@ class Bench:
             if self.live.failed or time.monotonic() > deadline:
                 raise UserError(f"the learner is {self.live.phase}, not {phase}: {list(self.live.problems)}")
             time.sleep(0.005)
-
-
-def as_json(report: LatencyReport) -> dict[str, Any]:
-    return {
-        "n": report.milliseconds["idle"]["n"],
-        "seed": report.seed,
-        "frames": list(FRAME_SIZE),
-        "image_size": report.plan.image_size,
-        "threads_setting": report.threads,
-        "milliseconds": report.milliseconds,
-        "ratios_to_idle": report.ratios,
-        "steps_meanwhile": report.steps,
-        "seconds": report.seconds,
-        "bar": f"p95 while learning at most {LARGEST_RATIO} times the idle one",
-    }

@@ -1,18 +1,17 @@
 """How soon a workspace with years of labels is back: opened and ready to answer, then caught up with its journal."""
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import edge_hpcr
+from benchmarks.endurance import Progress, Report, silent
+from benchmarks.runner import ROOT
 from edge_hpcr.common.errors import UserError
 
 LONGEST_SECONDS = 5.0
@@ -20,55 +19,64 @@ CLASSES, SIDE = 10, 32
 BURST = 10  # labels in one action
 TAKEN_AT_ONCE = 200
 CATCH_UP_SECONDS = 1200.0
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class RestartPlan:
     labels: int = 10_000
     memory_samples: int = 2_000
-    interval: int = (
-        200  # steps between two checkpoints: as many are still to be learned, the most there can be
-    )
+    interval: int = 200  # steps between two checkpoints, all of which are still to be learned: the worst case
     starts: int = 5
 
 
+PLAN, QUICK = RestartPlan(), RestartPlan(200, 100, 5, 1)
+
+
 @dataclass
-class RestartReport:
-    plan: RestartPlan
-    seed: int
+class RestartReport(Report):
+    bar = f"open and ready to answer within {LONGEST_SECONDS:.0f} s, imports and replay apart"
+
     labels: int = 0
     memory_samples: int = 0
     # Seconds of each start: `imports` in a fresh process, `opening` until the first answer, `whole` from its very start.
     starts: list[dict[str, float]] = field(default_factory=list)
-    replay: dict[str, float] = field(default_factory=dict)  # labels, steps, seconds
-    seconds: float = 0.0
-
-    @property
-    def slowest_opening(self) -> float:
-        return max(start["opening"] for start in self.starts)
+    replay_of_one_interval: dict[str, float] = field(default_factory=dict)  # labels, steps, seconds
+    slowest_opening: float = 0.0
 
     @property
     def passed(self) -> bool:
-        whole = self.labels >= self.plan.labels and self.memory_samples >= self.plan.memory_samples
-        return whole and self.slowest_opening <= LONGEST_SECONDS
+        return not self.problem_count and self.slowest_opening <= LONGEST_SECONDS
+
+    def said(self) -> list[str]:
+        replay, imports = self.replay_of_one_interval, max(start["imports"] for start in self.starts)
+        return [
+            f"{self.labels:,} labels, {self.memory_samples:,} samples in memory, {len(self.starts)} starts",
+            f"slowest: opened and answered in {self.slowest_opening:.2f} s; imports before that {imports:.2f} s",
+            f"replay of one checkpoint interval: {replay['labels']:.0f} labels, {replay['steps']:.0f} steps, "
+            f"{replay['seconds']:.1f} s",
+        ]
+
+    def add(self, facts: dict[str, Any], plan: RestartPlan) -> None:
+        """Count one start, which must have found what was asked for."""
+        self.n += 1
+        self.starts.append({name: facts[name] for name in ("imports", "opening", "whole")})
+        self.slowest_opening = max(self.slowest_opening, facts["opening"])
+        self.replay_of_one_interval = facts.get("replay", {})
+        self.labels, self.memory_samples = facts["labels"], facts["memory_samples"]
+        if self.labels < plan.labels or self.memory_samples < plan.memory_samples:
+            self.complain([f"{self.labels} labels and {self.memory_samples} samples in memory came back"])
 
 
-def measure_restart(
-    folder: Path, plan: RestartPlan, seed: int, progress: Progress = lambda done, total: None
-) -> RestartReport:
+def measure(folder: Path, plan: RestartPlan, seed: int, progress: Progress = silent) -> RestartReport:
     begun = time.monotonic()
     if plan.labels < BURST * plan.interval or plan.starts < 1:
         raise UserError(
             f"{plan.labels} labels: give at least {BURST * plan.interval}, and at least one start"
         )
-    report = RestartReport(plan, seed)
+    report = RestartReport(seed)
     build(folder, plan, seed, progress)
     for number in range(1, plan.starts + 1):
-        facts = _start(folder, replay=number == plan.starts)
-        report.labels, report.memory_samples = facts["labels"], facts["memory_samples"]
-        report.starts.append({name: facts[name] for name in ("imports", "opening", "whole")})
-        report.replay = facts.get("replay", {})
+        report.add(_start(folder, replay=number == plan.starts), plan)
         progress(plan.labels + number, plan.labels + plan.starts)
     report.seconds = time.monotonic() - begun
     return report
@@ -160,19 +168,17 @@ def _events(journal: Any, last: int) -> Any:
         seq = events[-1].seq
 
 
-# In a process of its own ----------------------------------------------------------------------------------------------
+# In another process -------------------------------------------------------------------------------------------------
 
 
 def _start(folder: Path, replay: bool) -> dict[str, Any]:
-    root = str(Path(edge_hpcr.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.endurance.restart", str(folder), *["replay"] * replay],
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        cwd=ROOT,
     )
     if done.returncode != 0:
         raise UserError(
@@ -214,20 +220,6 @@ def _replay(live: Any) -> dict[str, float]:
     tested = live.self_test.test_then_train.summary()["labels"]
     live.stop()
     return {"labels": tested, "steps": live.learner.step - step, "seconds": caught_up - begun}
-
-
-def as_json(report: RestartReport) -> dict[str, Any]:
-    return {
-        "n": len(report.starts),
-        "seed": report.seed,
-        "labels": report.labels,
-        "memory_samples": report.memory_samples,
-        "starts": report.starts,
-        "slowest_opening": report.slowest_opening,
-        "replay_of_one_interval": report.replay,
-        "seconds": report.seconds,
-        "bar": f"open and ready to answer within {LONGEST_SECONDS:.0f} s, imports and replay apart",
-    }
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Hours of film through gate, prediction, queue and learning: what must stay bounded is looked at all the while.
+"""Hours of film through gate, prediction, queue and learning; what must stay bounded is checked all the while.
 
-Memory: the process's resident set after a tenth of the film is the level; how far it ever rises above that counts.
+Memory: how far the process's resident set rises above its level after a tenth of the film.
 """
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.endurance import Progress, Report, silent
 from benchmarks.endurance.pictures import Film
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.feeder import Feeder
@@ -26,9 +26,7 @@ WARM_UP_SHARE = 0.1
 LOOKS = 200  # at resident memory
 LABELLED_SHARE = 0.25  # of what enters the queue
 LOOKS_WAITING = 100  # at the replay memory, before the oldest is waited for
-PROBLEMS_KEPT = 20
 CATCH_UP_SECONDS = 600.0
-Progress = Callable[[int, int], None]
 
 # Small images, so that hours of film pass in minutes; budgets that are full long before a tenth of it has passed.
 SETTINGS: dict[str, Any] = {
@@ -44,49 +42,63 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+PLAN, QUICK = 200_000, 300  # frames
+
+
 @dataclass
-class SoakReport:
-    frames: int
-    seed: int
+class SoakReport(Report):
+    bar = (
+        f"resident memory grows by less than {LARGEST_GROWTH:.0%} after the first {WARM_UP_SHARE:.0%}; "
+        "replay memory, queue and disk within their budgets"
+    )
+
     image_size: int = SETTINGS["image_size"]
+    settings: dict[str, Any] = field(default_factory=lambda: SETTINGS)
     verdicts: Counter[str] = field(default_factory=Counter)  # what became of the frames
     labels: int = 0
     steps: int = 0
-    rss: list[tuple[int, int]] = field(default_factory=list)  # frame, bytes
-    largest_memory: int = 0  # of the learner's replay, in bytes
-    memory_looks: int = 0
+    resident: list[tuple[int, int]] = field(default_factory=list)  # frame, bytes
+    largest_replay_memory: int = 0  # bytes
+    replay_memory_looks: int = 0
     largest_queue: int = 0
     largest_disk: int = 0
-    problems: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
     @property
-    def level(self) -> int:
-        """Resident bytes after the first tenth."""
-        return next(held for frame, held in self.rss if frame >= WARM_UP_SHARE * self.frames)
+    def later(self) -> list[int]:
+        """Resident bytes after the first tenth; the first of them is the level."""
+        return [held for frame, held in self.resident if frame >= WARM_UP_SHARE * self.n]
 
     @property
     def growth(self) -> float:
-        later = [held for frame, held in self.rss if frame >= WARM_UP_SHARE * self.frames]
-        return max(later) / self.level - 1
+        return max(self.later) / self.later[0] - 1
 
     @property
     def passed(self) -> bool:
         return self.growth < LARGEST_GROWTH and not self.problems
 
-    def complain(self, problem: str) -> None:
-        if problem not in self.problems and len(self.problems) < PROBLEMS_KEPT:
-            self.problems.append(problem)
+    def said(self) -> list[str]:
+        return [
+            f"{self.n:,} frames at {self.n / self.seconds:.0f}/s, learned at {self.image_size} pixels; "
+            f"{self.labels:,} labels, {self.steps:,} steps",
+            f"resident memory {self.later[0] / 1e6:.0f} MB after the first tenth, {self.growth:+.2%} at its highest since",
+            f"replay memory at most {self.largest_replay_memory:,} of {SETTINGS['memory_bytes']:,} bytes "
+            f"({self.replay_memory_looks:,} looks), queue {self.largest_queue}, disk {self.largest_disk:,} bytes",
+        ]
+
+    def complain(self, problems: list[str]) -> None:
+        super().complain([each for each in problems if each not in self.problems])
+
+    def facts(self) -> dict[str, Any]:
+        more = {"resident_level": self.later[0], "resident_growth": self.growth}
+        return {**super().facts(), **more, "frames_per_second": self.n / self.seconds}
 
 
-def run_soak(
-    folder: Path, count: int, seed: int, progress: Progress = lambda done, total: None
-) -> SoakReport:
-    """So many frames of a generated film."""
+def measure(folder: Path, count: int, seed: int, progress: Progress = silent) -> SoakReport:
+    """Feed so many frames of a generated film."""
     if count < 100:
         raise UserError(f"{count} frames: give at least 100")
     begun = time.monotonic()
-    report = SoakReport(count, seed)
+    report = SoakReport(seed, count)
     with Workspace.open(folder) as workspace, Film(count, seed=seed, started=time.time()) as film:
         workspace.change_settings(**SETTINGS)
         live = LiveLearner(workspace)
@@ -96,8 +108,7 @@ def run_soak(
         finally:
             live.stop()
         report.steps = live.learner.step
-    for problem in verify_workspace(folder):
-        report.complain(f"verify: {problem}")
+    report.complain([f"verify: {problem}" for problem in verify_workspace(folder)])
     report.seconds = time.monotonic() - begun
     return report
 
@@ -113,13 +124,13 @@ class _Soak:
         self._largest_image = 0
 
     def run(self, progress: Progress) -> None:
-        every = max(1, self.report.frames // LOOKS)
-        for number in range(1, self.report.frames + 1):
+        every = max(1, self.report.n // LOOKS)
+        for number in range(1, self.report.n + 1):
             self._one_frame()
             if number % every == 0:
                 self._check_bounds()
-                self.report.rss.append((number, self.process.memory_info().rss))
-                progress(number, self.report.frames)
+                self.report.resident.append((number, self.process.memory_info().rss))
+                progress(number, self.report.n)
             if self.live.failed:
                 raise UserError(f"the learner failed: {list(self.live.problems)}")
         self.feeder.finish()
@@ -168,43 +179,32 @@ class _Soak:
         """The oldest ones; those that were just asked for may still wait for their step to end."""
         for _ in range(min(count, len(self._looks))):
             held = self._looks.popleft().result(timeout=CATCH_UP_SECONDS)
-            self.report.memory_looks += 1
-            self.report.largest_memory = max(self.report.largest_memory, held)
+            self.report.replay_memory_looks += 1
+            self.report.largest_replay_memory = max(self.report.largest_replay_memory, held)
             if held > self.workspace.settings.memory_bytes:
-                self.report.complain(f"the replay memory holds {held} bytes")
+                self.report.complain([f"the replay memory holds {held} bytes"])
 
     def _check_bounds(self) -> None:
         counts, settings = self.journal.counts(), self.workspace.settings
         self.report.largest_queue = max(self.report.largest_queue, counts.queued)
         self.report.largest_disk = max(self.report.largest_disk, counts.image_bytes)
-        if counts.queued > settings.queue_samples:
-            self.report.complain(f"the queue holds more than {settings.queue_samples} samples")
-        if counts.queued_bytes > settings.queue_bytes:
-            self.report.complain(f"the queue holds more than {settings.queue_bytes} bytes")
         # Whether the disk is full is asked before an image is encoded, so it may be one image too many.
-        if counts.image_bytes > settings.disk_bytes + self._largest_image:
-            self.report.complain(f"the images hold more than {settings.disk_bytes} bytes and one image")
-
-
-def as_json(report: SoakReport) -> dict[str, Any]:
-    return {
-        "n": report.frames,
-        "seed": report.seed,
-        "image_size": report.image_size,
-        "settings": SETTINGS,
-        "frames_per_second": report.frames / report.seconds,
-        "verdicts": dict(report.verdicts),
-        "labels": report.labels,
-        "steps": report.steps,
-        "resident_level": report.level,
-        "resident_growth": report.growth,
-        "resident": report.rss,
-        "largest_replay_memory": report.largest_memory,
-        "replay_memory_looks": report.memory_looks,
-        "largest_queue": report.largest_queue,
-        "largest_disk": report.largest_disk,
-        "problems": report.problems,
-        "seconds": report.seconds,
-        "bar": f"resident memory grows by less than {LARGEST_GROWTH:.0%} after the first {WARM_UP_SHARE:.0%}; "
-        "replay memory, queue and disk within their budgets",
-    }
+        for what, held, most in (
+            (
+                f"the queue holds more than {settings.queue_samples} samples",
+                counts.queued,
+                settings.queue_samples,
+            ),
+            (
+                f"the queue holds more than {settings.queue_bytes} bytes",
+                counts.queued_bytes,
+                settings.queue_bytes,
+            ),
+            (
+                f"the images hold more than {settings.disk_bytes} bytes and one image",
+                counts.image_bytes,
+                settings.disk_bytes + self._largest_image,
+            ),
+        ):
+            if held > most:
+                self.report.complain([what])
