@@ -20,19 +20,10 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.verify import verify_workspace
 from export.device.manifest import ClassLabel, read_latest
 from export.device.model import Classifier
-from export.publish.policy import falls_by_more
-from export.publish.publish import (
-    Policy,
-    Refused,
-    publish,
-    rollback,
-    rolled_back,
-    rollforward,
-    unchanged,
-    versions,
-)
+from export.publish.policy import Policy, Refused, falls_by_more
+from export.publish.publish import publish, unchanged
 from export.publish.snapshot import HeldOutSamples, snapshot_of
-from export.publish.versions import prune
+from export.publish.versions import prune, rollback, rolled_back, rollforward, versions
 
 pytestmark = pytest.mark.computes
 

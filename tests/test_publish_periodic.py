@@ -8,9 +8,11 @@ from export_parts import Teaching
 from edge_hpcr.common.errors import UserError
 from export.device.manifest import read_latest
 from export.device.model import Classifier
-from export.publish.publish import Policy, Refused, publish, rollback, rollforward, versions
+from export.publish.policy import Policy, Refused
+from export.publish.publish import publish
 from export.publish.publisher import Publisher
 from export.publish.snapshot import snapshot_of
+from export.publish.versions import rollback, rollforward, versions
 
 
 @pytest.fixture

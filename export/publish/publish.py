@@ -12,29 +12,19 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import flush_to_disk, write_through
 from export.device.errors import BadModel
-from export.device.manifest import FORMAT, LATEST, MANIFEST, Manifest, read_manifest, read_model_file
+from export.device.manifest import LATEST, MANIFEST, Manifest, read_manifest, read_model_file
 from export.device.model import Classifier
 from export.publish.policy import FEWEST_SAMPLES, Policy, Refused, falls_by_more
 from export.publish.quantise import MAKERS, none
 from export.publish.republish import load_template, republish, save_template
 from export.publish.snapshot import Snapshot
-from export.publish.to_onnx import (
-    Exported,
-    ParityFailed,
-    RunningModel,
-    class_facts,
-    export_full,
-    file_facts,
-    image_facts,
-)
+from export.publish.to_onnx import Exported, ParityFailed, RunningModel, described, export_full, file_facts
 from export.publish.versions import (
     changing,
     folder_name,
@@ -44,23 +34,9 @@ from export.publish.versions import (
     point_at,
     prune,
     read_current,
-    rollback,
     rolled_back,
-    rollforward,
     versions,
 )
-
-__all__ = [
-    "Policy",
-    "Published",
-    "Refused",
-    "publish",
-    "rollback",
-    "rolled_back",
-    "rollforward",
-    "unchanged",
-    "versions",
-]
 
 MODEL, TEMPLATE = "model.onnx", "template"
 
@@ -103,15 +79,18 @@ def publish(
             exported, traced = _export(exports, snapshot, writing / MODEL, version, policy.tolerance)
             notes = _check_accuracy(exports, snapshot, exported, policy)
             made = {name: MAKERS[name](writing / MODEL, exported, snapshot) for name in variants}
-            write_through(writing / MANIFEST, _manifest(snapshot, exported, version, writing / MODEL, made))
-            refused = _check_as_a_device(writing)
-            if refused:
-                made |= refused
-                write_through(
-                    writing / MANIFEST, _manifest(snapshot, exported, version, writing / MODEL, made)
-                )
+            facts = {
+                **described(snapshot, exported, version),
+                **file_facts(writing / MODEL),
+                "parity": asdict(exported.parity),
+                "variants": made,
+            }
+            _write_manifest(writing, facts)
+            if refused := _check_as_a_device(writing):
+                made.update(refused)
+                _write_manifest(writing, facts)
             flush_to_disk(writing)
-            note(exports, last_version=version)  # used up from now on, whatever becomes of the folder
+            note(exports, last_version=version)  # used up from now on, even if the rename fails
             writing.rename(folder)
             flush_to_disk(exports)
         except BaseException:
@@ -179,9 +158,8 @@ def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, polic
     if not (exports / LATEST).exists():
         return []
     if len(samples) < FEWEST_SAMPLES:
-        return [
-            f"accuracy was not compared: {len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
-        ]
+        few = f"{len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
+        return [f"accuracy was not compared: {few}"]
     try:
         manifest, folder = read_current(exports)
         if (manifest.height, manifest.width) != (snapshot.height, snapshot.width):
@@ -200,31 +178,8 @@ def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, polic
     return []
 
 
-def _manifest(
-    snapshot: Snapshot, exported: Exported, version: int, model: Path, variants: dict[str, dict[str, Any]]
-) -> bytes:
-    facts = {
-        "format": FORMAT,
-        "version": version,
-        "created": exported.created,
-        "step": snapshot.step,
-        **file_facts(model),
-        "image": image_facts(snapshot),
-        "classes": class_facts(snapshot),
-        "unknown_below": snapshot.unknown_below,
-        "temperature": snapshot.temperature,
-        "feature_size": snapshot.state["proxies"].shape[1],
-        "accuracy": asdict(exported.accuracy),
-        "parity": asdict(exported.parity),
-        "variants": variants,
-        "versions": {
-            "edge_hpcr": __version__,
-            "torch": installed("torch"),
-            "onnx": installed("onnx"),
-            "opset": exported.opset,
-        },
-    }
-    return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode()
+def _write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+    write_through(folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _check_as_a_device(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Smaller variants of a model: 8-bit integers for CPUs that gain by them, 16-bit floats for CUDA.
 
-INT8 is kept only if it was measured to be faster on this machine and to lose at most a
-point of held-out accuracy. Otherwise the manifest says why there is none. From AveragePool on everything stays float32:
-the classifier is a thousandth of the work and all of the answer.
+INT8 is kept only if it was measured to be faster on this machine and to lose at most a point of held-out accuracy;
+otherwise the manifest says why there is none. From AveragePool on everything stays float32: the classifier is a
+thousandth of the work and all of the answer.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ def _quiet() -> Iterator[None]:
         return "onnxruntime" not in record.pathname
 
     root = logging.getLogger()
-    handler = logging.NullHandler()  # with none at all, the first advice would set up logging for everybody
+    handler = (
+        logging.NullHandler()
+    )  # without one, the first record would set up logging for the whole process
     root.addHandler(handler)
     root.addFilter(drop)
     try:
@@ -157,7 +159,7 @@ def _quiet() -> Iterator[None]:
 
 
 def measured_speedup(plain: RunningModel, small: RunningModel, image: np.ndarray) -> float:
-    """Batch 1 on one thread, in turns, so that whatever else the machine does hits both alike; the median round."""
+    """Batch 1 on one thread, in turns, so that other work on the machine hits both alike; the median round."""
     for _ in range(WARM_UP):
         plain(image), small(image)
     ratios = [_seconds(plain, image) / max(_seconds(small, image), 1e-9) for _ in range(ROUNDS)]

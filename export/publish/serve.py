@@ -37,9 +37,8 @@ def serve(workspace: Path, host: str, port: int, token: Path | None) -> None:
     """Serve the exports of a workspace until Ctrl-C."""
     server = make_server(workspace, host, port, read_token(token))
     shown = f"[{host}]" if ":" in host else host
-    print(
-        f"serving {server.exports} at http://{shown}:{server.server_address[1]}", file=sys.stderr, flush=True
-    )
+    address = f"http://{shown}:{server.server_address[1]}"
+    print(f"serving {server.exports} at {address}", file=sys.stderr, flush=True)
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
 
@@ -60,7 +59,7 @@ def make_server(workspace: Path, host: str, port: int, token: str | None = None)
 
 
 class ExportsServer(ThreadingHTTPServer):
-    """A thread a connection, and so many connections at most."""
+    """A thread per connection, and a limit on connections."""
 
     daemon_threads = True
     block_on_close = False
@@ -88,7 +87,7 @@ class ExportsServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A device that hung up is no news; anything else is."""
+        """Report anything but a device that hung up."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -110,7 +109,7 @@ class ExportsServer(ThreadingHTTPServer):
         return file, self._digest(folder / name, file)
 
     def _digest(self, path: Path, file: io.BufferedReader) -> str:
-        """Of what the file holds now, whatever its manifest says: a repaired file must not look unchanged."""
+        """The SHA-256 of the file, not what its manifest says: a repaired file must not look unchanged."""
         state = os.fstat(file.fileno())
         identity = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
         known = self._digests.get(path)
@@ -137,13 +136,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         if not self._is_allowed():
-            self._refuse(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+            self._head(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
             return
         try:
             file, digest = self.server.open(self.path)
         except BadModel:
-            # Which of the many reasons it was is nobody's business outside.
-            self._refuse(HTTPStatus.NOT_FOUND)
+            # Without the reason, which could tell a stranger what is here.
+            self._head(HTTPStatus.NOT_FOUND, {})
             return
         with file:
             self._send(file, f'"{digest}"', with_body)
@@ -155,12 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
         same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.server.token.encode())
         return same and scheme.lower() == "bearer"
 
-    def _refuse(self, status: HTTPStatus, headers: dict[str, str] | None = None) -> None:
-        self._head(status, {"Content-Length": "0", **(headers or {})})
-
-    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+    def _head(self, status: HTTPStatus, headers: dict[str, str], length: int | None = 0) -> None:
         self.send_response(status)
-        for name, value in {"X-Content-Type-Options": "nosniff", **headers}.items():
+        lengths = {} if length is None else {"Content-Length": str(length)}
+        for name, value in {"X-Content-Type-Options": "nosniff", **lengths, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -168,27 +165,23 @@ class _Handler(BaseHTTPRequestHandler):
         size = file.seek(0, os.SEEK_END)
         headers = {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes"}
         if _matches(self.headers.get("If-None-Match"), etag):
-            self._head(HTTPStatus.NOT_MODIFIED, headers)
+            self._head(HTTPStatus.NOT_MODIFIED, headers, length=None)
             return
-        whole = (0, size)
+        part: tuple[int, int] | None = (0, size)
         asked = self.headers.get("Range")
         if asked is not None and self.headers.get("If-Range") in (None, etag):
             part = parse_range(asked, size)
-        else:
-            part = whole
         if part is None:
-            self._refuse(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{size}"})
+            self._head(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{size}"})
             return
         start, end = part
-        headers["Content-Type"] = (
-            "application/json" if self.path.endswith(".json") else "application/octet-stream"
-        )
-        headers["Content-Length"] = str(end - start)
+        kind = "json" if self.path.endswith(".json") else "octet-stream"
+        headers["Content-Type"] = f"application/{kind}"
         status = HTTPStatus.OK
-        if part != whole:
+        if part != (0, size):
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        self._head(status, headers)
+        self._head(status, headers, end - start)
         if with_body:
             self._copy(file, start, end)
 
@@ -203,14 +196,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Quiet: a fleet asks every few seconds."""
+        """Log nothing: a fleet asks every few seconds."""
 
 
 def _matches(header: str | None, etag: str) -> bool:
     """Whether If-None-Match names this ETag; a weak one counts, as a proxy may have made it."""
     if header is None:
         return False
-    return "*" in (names := [name.strip().removeprefix("W/") for name in header.split(",")]) or etag in names
+    return not {"*", etag}.isdisjoint(name.strip().removeprefix("W/") for name in header.split(","))
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:

@@ -210,32 +210,33 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
-def class_facts(snapshot: Snapshot) -> list[dict[str, Any]]:
-    return [asdict(each) for each in snapshot.classes]
-
-
-def image_facts(snapshot: Snapshot) -> dict[str, Any]:
-    return {"height": snapshot.height, "width": snapshot.width, "resize": RESIZE_RULE}
+def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, Any]:
+    """What a manifest and a model's metadata both say of a model."""
+    packages = {"edge_hpcr": __version__, "torch": installed("torch"), "onnx": installed("onnx")}
+    return {
+        "format": FORMAT,
+        "version": version,
+        "created": exported.created,
+        "step": snapshot.step,
+        "image": {"height": snapshot.height, "width": snapshot.width, "resize": RESIZE_RULE},
+        "classes": [asdict(each) for each in snapshot.classes],
+        "unknown_below": snapshot.unknown_below,
+        "temperature": snapshot.temperature,
+        "feature_size": snapshot.state["proxies"].shape[1],
+        "accuracy": asdict(exported.accuracy),
+        "versions": {**packages, "opset": exported.opset},
+    }
 
 
 def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, str]:
     """What a model says of itself, all of it text."""
+    facts = described(snapshot, exported, version)
+    text = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items() if key != "created"}
     directions = F.normalize(snapshot.state["proxies"], dim=1).numpy()
-    return {
-        "format": str(FORMAT),
-        "version": str(version),
-        "step": str(snapshot.step),
+    return text | {
         "created": exported.created,
-        "classes": json.dumps(class_facts(snapshot), ensure_ascii=False),
-        "image": json.dumps(image_facts(snapshot)),
-        "unknown_below": "" if snapshot.unknown_below is None else repr(snapshot.unknown_below),
-        "temperature": repr(snapshot.temperature),
-        "accuracy": json.dumps(asdict(exported.accuracy)),
-        "feature_size": str(directions.shape[1]),
+        "unknown_below": "" if snapshot.unknown_below is None else text["unknown_below"],
         "edge_hpcr": __version__,
-        "versions": json.dumps(
-            {name: installed(name) for name in ("torch", "onnx")} | {"opset": exported.opset}
-        ),
         # For the cosine to the nearest proxy, which says whether anything is near, without a third output.
         "proxies": base64.b64encode(directions.astype("<f2").tobytes()).decode("ascii"),
     }

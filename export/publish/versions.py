@@ -2,8 +2,8 @@
 
     exports/v000017/         a version, whole or absent
     exports/latest.json      the current version, replaced atomically
-    exports/history.json     the last number given, and which version somebody rolled back from
-    exports/lock             held while somebody changes the folder
+    exports/history.json     the last number given, and the version that was rolled back from
+    exports/lock             held while the folder is changed
 
 Numbers are never used again.
 """
@@ -63,7 +63,7 @@ def latest_or_none(exports: Path) -> int | None:
 
 
 def rolled_back(exports: Path) -> int | None:
-    """The version that somebody rolled back from, as long as an older one is current."""
+    """The version that was rolled back from, as long as an older one is current."""
     source = _history(exports)["rolled_back_from"]
     current = latest_or_none(exports)
     return source if source is not None and current is not None and current < source else None
@@ -76,50 +76,43 @@ def rollback(exports: Path, version: int | None = None) -> Manifest:
         older = [each.version for each in versions(exports) if each.version < current]
         if not older:
             raise UserError(f"version {current} is the oldest that is kept: there is nothing to roll back to")
-        target = older[-1] if version is None else version
-        if target not in older:
+        if version is not None and version not in older:
+            kept = ", ".join(map(str, older))
             raise UserError(
-                f"cannot roll back from version {current} to {target}: kept are {_listed(older)} before it"
+                f"cannot roll back from version {current} to {version}: kept are {kept} before it"
             )
-        source = rolled_back(exports) or current
-        manifest = _check_whole(exports, target)
-        note(exports, rolled_back_from=source)
-        point_at(exports, exports / folder_name(target))
-        return manifest
+        return _make_current(exports, older[-1] if version is None else version)
 
 
 def rollforward(exports: Path) -> Manifest:
-    """Back to the version that was rolled back from; the newest, if that is no longer kept."""
+    """Return to the version that was rolled back from; to the newest, if that is no longer kept."""
     with changing(exports):
         current = _current(exports)
         newer = [each.version for each in versions(exports) if each.version > current]
         if not newer:
             raise UserError(f"version {current} is the newest: there is nothing to roll forward to")
         source = rolled_back(exports)
-        manifest = _check_whole(exports, source if source in newer else newer[-1])
-        point_at(exports, exports / folder_name(manifest.version))
-        note(exports, rolled_back_from=None)
-        return manifest
+        return _make_current(exports, source if source in newer else newer[-1], ends_rollback=True)
 
 
 def roll_to(exports: Path, version: int) -> Manifest:
     """Make any kept version current. It stays a rollback while a newer version was rolled back from."""
     with changing(exports):
-        current = _current(exports)
-        if version == current:
+        if version == _current(exports):
             raise UserError(f"version {version} is the current one already: choose another")
-        source = rolled_back(exports) or current
-        manifest = _check_whole(exports, version)
-        if version < source:
-            note(exports, rolled_back_from=source)
-        point_at(exports, exports / folder_name(version))
-        if version >= source:
-            note(exports, rolled_back_from=None)
-        return manifest
+        return _make_current(exports, version)
 
 
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _make_current(exports: Path, version: int, ends_rollback: bool = False) -> Manifest:
+    source = rolled_back(exports) or _current(exports)
+    manifest = _check_whole(exports, version)
+    back = version < source and not ends_rollback
+    if back:
+        note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
+    point_at(exports, exports / folder_name(version))
+    if not back:
+        note(exports, rolled_back_from=None)
+    return manifest
 
 
 def _current(exports: Path) -> int:
