@@ -1,1 +1,1 @@
-"""Publishing a learner as ONNX, and the device runtime that needs neither torch nor edge_hpcr, come here."""
+"""Publishing a learner as ONNX (publish), and the device runtime, which needs no torch (device)."""

@@ -58,7 +58,7 @@ def test_a_place_that_cannot_be_written_is_told_at_the_start(
 
 def test_a_file_with_something_in_it_is_somebody_elses(tmp_path: Path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(UserError, match="it holds something"):
+    with pytest.raises(UserError, match="it is not empty"):
         Heartbeat(tmp_path / "notes", print)
     assert (tmp_path / "notes").read_text() == "mine"
 

@@ -1,7 +1,7 @@
 """The frames with their labels: in a window, or as motion JPEG on a page of this machine."""
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -79,72 +79,58 @@ class Window:
         cv2.destroyAllWindows()
 
 
-@dataclass(frozen=True)
-class _Shown:
-    frame: Frame
-    result: Result
-    version: int
-    number: int
+class Page(ThreadingHTTPServer):
+    """A page on 127.0.0.1 whose picture moves. Each viewer's thread draws, so that frames do not wait."""
 
-
-class Page:
-    """A page on 127.0.0.1 whose picture moves. Each viewer's thread draws for itself: the frames wait for nobody."""
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, port: int) -> None:
-        self._changed = threading.Condition()
-        self._newest: _Shown | None = None
-        self._closed = False
         self.viewers = threading.BoundedSemaphore(MOST_VIEWERS)
+        self._changed = threading.Condition()
+        self._newest: tuple[Frame, Result, int] | None = None
+        self._number = 0
+        self._closed = False
         try:
-            self._server = _Server(("127.0.0.1", port), _Handler)
+            super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise UserError(f"--display {port}: {error.strerror}; choose another port") from None
-        self._server.page = self
-        self.port: int = self._server.server_address[1]
+        self.port: int = self.server_address[1]
         self.name = f"http://127.0.0.1:{self.port}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, name="page", daemon=True).start()
 
     def show(self, frame: Frame, result: Result, version: int) -> None:
         with self._changed:
-            number = self._newest.number + 1 if self._newest else 1
-            self._newest = _Shown(frame, result, version, number)
+            self._newest = (frame, result, version)
+            self._number += 1
             self._changed.notify_all()
 
-    def next(self, after: int, timeout: float) -> _Shown | None:
-        """What is shown, once it is newer than picture `after`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._number > after, timeout)
-            return self._newest if self._number > after and not self._closed else None
-
-    @property
-    def _number(self) -> int:
-        return self._newest.number if self._newest else 0
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+    def pictures(self) -> Iterator[np.ndarray]:
+        """The newest picture, again whenever there is another, until the page is closed."""
+        seen = 0
+        while True:
+            with self._changed:
+                while not self._closed and self._number == seen:
+                    self._changed.wait()
+                if self._closed or self._newest is None:
+                    return
+                seen, shown = self._number, self._newest
+            yield draw(*shown)
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    page: Page
+        self.shutdown()
+        self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A viewer that went away is no news."""
+        """Report nothing: a viewer went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = VIEWER_SECONDS
-    server: _Server
+    server: Page
 
     def do_GET(self) -> None:
         # Another site's page must not read the camera by giving its own name to 127.0.0.1.
@@ -169,28 +155,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _stream(self) -> None:
-        page = self.server.page
-        if not page.viewers.acquire(blocking=False):
+        if not self.server.viewers.acquire(blocking=False):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many viewers")
             return
         try:
             self._answer("multipart/x-mixed-replace; boundary=frame")
-            seen = 0
-            while not page.closed:
-                shown = page.next(seen, timeout=1.0)
-                if shown is not None:
-                    seen = shown.number
-                    self._send(draw(shown.frame, shown.result, shown.version))
+            for picture in self.server.pictures():
+                data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
+                head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+                self.wfile.write(head.encode() + data + b"\r\n")
         except OSError:
             self.close_connection = True  # the viewer has left, or does not read any more
         finally:
-            page.viewers.release()
-
-    def _send(self, picture: np.ndarray) -> None:
-        data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
-        head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-        self.wfile.write(head.encode() + data + b"\r\n")
-        self.wfile.flush()
+            self.server.viewers.release()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Quiet: stderr is for what the device has to say."""
+        """Log nothing: stderr is for the runtime's own lines."""

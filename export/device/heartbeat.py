@@ -1,7 +1,7 @@
-"""Whether a runtime is at work, told by the age of a file. Standard library only.
+"""Whether a runtime is at work, by the age of a file. Standard library only.
 
-The runtime touches the file after a frame that went well, so that a camera without a picture, a model that fails and a
-loop that hangs all look alike from outside: nothing happens. `python -m export.device.heartbeat FILE` is the other side.
+The runtime touches the file after each frame that went well: it grows old when the camera gives no picture, the model
+fails or the loop hangs. `python -m export.device.heartbeat FILE` checks its age.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ class Heartbeat:
         self._failed = False
         try:
             if path.exists() and path.stat().st_size:
-                raise UserError(f"--heartbeat {path}: it holds something: name a file of its own")
+                raise UserError(f"--heartbeat {path}: it is not empty: name another file")
             path.touch()
-            # There is nothing to tell yet, and an earlier runtime's beat is not this one's.
+            # Nothing has been answered yet; an earlier runtime's beat must not count as this one's.
             path.unlink()
         except OSError as error:
             raise UserError(f"--heartbeat {path}: {reason_of(error)}") from None
@@ -43,7 +43,7 @@ class Heartbeat:
         try:
             self._path.touch()
         except OSError as error:
-            # Frames are worth more than word of them.
+            # Answering goes on.
             if not self._failed:
                 self._report(f"--heartbeat {self._path}: {reason_of(error)}")
             self._failed = True

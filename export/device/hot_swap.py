@@ -1,4 +1,4 @@
-"""A better model while the old one answers: loaded and tried beside it, then put in its place between two frames."""
+"""Follows new models while the old one answers: each is loaded and tried beside it, then swapped between two frames."""
 
 import ctypes
 import logging
@@ -18,16 +18,14 @@ from export.device.model_source import Loading, ModelSource, Offer
 LOG = logging.getLogger(__name__)
 
 REMEMBERED = 32  # frames on which a new model is compared with the old one
-PAUSE_SHARE = (
-    3  # times as long as trying one of them takes: a device that is nearly busy with its camera must keep up
-)
+PAUSE_SHARE = 3  # times as long as trying one of them takes: a device busy with its camera must keep up
 
 
 class HotSwap:
     """Holds the model in use; a thread looks for new ones every `poll` seconds.
 
-    Who wants to classify takes `classifier` once for each frame. A model that is damaged, does not fit or answers too
-    differently is reported once and not tried again until something about it changes.
+    Take `classifier` once for each frame. A model that is damaged, does not fit or answers too differently is reported
+    once and not tried again until something about it changes.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class HotSwap:
     @property
     def classifier(self) -> Classifier:
         if self._classifier is None:
-            raise RuntimeError("`first` comes first")
+            raise RuntimeError("call `first` before")
         return self._classifier
 
     def remember(self, image: np.ndarray) -> None:
@@ -88,7 +86,8 @@ class HotSwap:
             offer = self._source.newest()
             if offer.key == self._rejected:
                 return self._refusal
-            self._take_first(offer)
+            self._source.fetch(offer)
+            self._take(offer)
             return ""
         except Unavailable as error:
             problem = str(error)
@@ -98,27 +97,15 @@ class HotSwap:
                 self._rejected, self._refusal = offer.key, problem
         for fallback in self._source.fallbacks():
             try:
-                self._take_first(fallback)
+                self._take(fallback)
             except BadModel:
                 continue
             self._say_trouble(f"{problem}; started with {fallback.name} instead")
             break
         return problem
 
-    def _take_first(self, offer: Offer) -> None:
-        self._source.fetch(offer)
-        started = time.perf_counter()
-        classifier = self._loading.load(offer)
-        self._use(offer, classifier)
-        info = classifier.info
-        self._report(
-            f"model {offer.name}: {len(info.classes)} classes, {info.width}x{info.height} pixels, "
-            f"{classifier.variant}, {classifier.provider}, loaded in {time.perf_counter() - started:.2f} s"
-        )
-
     def _use(self, offer: Offer, classifier: Classifier) -> None:
-        # One assignment: a frame is answered by the old model or by the new one, and the old one goes with its last
-        # frame.
+        # One assignment: a frame is answered by the old model or by the new one.
         self._classifier, self._used = classifier, offer
         for note in (classifier.provider_note, classifier.variant_note):
             if note is not None and note not in self._notes:
@@ -139,7 +126,7 @@ class HotSwap:
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            # A download may hang for its whole time limit; nobody waits for it.
+            # Not longer: a download may hang for its whole time limit.
             self._thread.join(1.0)
 
     def _watch(self) -> None:
@@ -147,7 +134,7 @@ class HotSwap:
             try:
                 self.look()
             except Exception as error:
-                # Whatever it is: frames are answered, and another model may do better.
+                # Frames are still answered, and another model may do better.
                 problem = f"looking for a new model failed ({type(error).__name__}); {self._in_use()} goes on"
                 if problem != self._trouble:
                     LOG.exception("%s", problem)
@@ -170,7 +157,7 @@ class HotSwap:
                 self._report("models can be had again")
             if known:
                 return False
-            self._swap(offer)
+            self._take(offer)
         except Unavailable as error:
             self._say_trouble(f"{error}; {self._in_use()} goes on")
         except (BadModel, UserError) as error:
@@ -197,17 +184,21 @@ class HotSwap:
     def _in_use(self) -> str:
         return self._used.name if self._used is not None else "nothing"
 
-    def _swap(self, offer: Offer) -> None:
+    def _take(self, offer: Offer) -> None:
+        """Load a model, try it beside the one in use, if there is one, and use it instead."""
         started = time.perf_counter()
-        new = self._loading.load(offer)
-        agreement = self._compare(new)
-        old = self._in_use()
+        new, old = self._loading.load(offer), self._used
+        agreement = self._compare(new) if old is not None else ""
         self._use(offer, new)
+        seconds, classes = time.perf_counter() - started, f"{len(new.info.classes)} classes"
+        if old is None:
+            how = f"{new.info.width}x{new.info.height} pixels, {new.variant}, {new.provider}"
+            self._report(f"model {offer.name}: {classes}, {how}, loaded in {seconds:.2f} s")
+            return
         self.swaps += 1
         self._untidy = True
         self._report(
-            f"model {offer.name} is in use instead of {old}: {agreement}, {len(new.info.classes)} classes, "
-            f"ready after {time.perf_counter() - started:.2f} s"
+            f"model {offer.name} is in use instead of {old.name}: {agreement}, {classes}, ready after {seconds:.2f} s"
         )
 
     def _compare(self, new: Classifier) -> str:
@@ -242,7 +233,7 @@ def _give_memory_back() -> None:
 
     Resident after each of 300 swaps of a 32x32 model: 133 to 142 MB without this; of 1,000 with it: 123 to 128 MB.
     """
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    trim = getattr(library, "malloc_trim", None)  # only glibc has it
-    if trim is not None:
+    if sys.platform == "linux" and (
+        trim := getattr(ctypes.CDLL(None), "malloc_trim", None)
+    ):  # only glibc has it
         trim(0)

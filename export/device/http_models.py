@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_hpcr.common.files import Locked, flush_to_disk, locked, reason_of, sha256, write_atomically
@@ -68,7 +68,7 @@ class HttpModels(ModelSource):
         if offer.manifest is None or offer != self._known:
             return  # a fallback, which is in the cache
         file = offer.manifest.file_of(self._variant)
-        # Whoever holds the lock may be downloading this very file.
+        # The process that holds the lock may be downloading this very file.
         with self._changing(MOST_DOWNLOAD_SECONDS):
             if not _is_whole(offer.path, file):
                 self._make_room(offer.path)
@@ -101,7 +101,7 @@ class HttpModels(ModelSource):
     def _make_room(self, wanted: Path) -> None:
         """Remove all versions but this one and the last that proved good: most of the others were refused.
 
-        Only now, because another runtime may be about to load what it fetched. Whatever that was, it has been replaced.
+        Not earlier, because another runtime may be about to load what it fetched.
         """
         try:
             good = files.read_latest(self._cache).folder
@@ -158,19 +158,15 @@ class HttpModels(ModelSource):
         """Name it in the cache's latest.json, and forget what was downloaded in part."""
         if offer != self._known or offer.manifest is None:
             return
-        digest = sha256(self._manifest_data)
-        latest = Latest(offer.manifest.version, offer.path.name, digest)
+        latest = Latest(offer.manifest.version, offer.path.name, sha256(self._manifest_data))
         with self._changing(self._most_seconds):
             write_atomically(self._cache / files.LATEST, latest.to_bytes())
             for partial in self._cache.glob("partial-*"):
                 partial.unlink()
 
     def fallbacks(self) -> Iterator[Offer]:
-        cached = LocalModels(self._cache)
-        try:
-            yield cached.newest()
-        except (BadModel, Unavailable):
-            return
+        with suppress(BadModel, Unavailable):
+            yield LocalModels(self._cache).newest()
 
 
 def _is_whole(folder: Path, file: ModelFile) -> bool:

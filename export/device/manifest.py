@@ -1,4 +1,4 @@
-"""What an exports folder says of its models, checked before anything else believes it. No third-party library.
+"""What an exports folder says of its models, checked before it is used. No third-party library.
 
 exports/latest.json               the current version: replaced atomically
 exports/v000017/manifest.json     what the version is, with size and SHA-256 of its files
@@ -9,7 +9,8 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -28,6 +29,7 @@ LARGEST_MODEL = 500_000_000
 LARGEST_MANIFEST = 32_000_000
 LARGEST_LATEST = 65_536
 LARGEST_SIDE = 1024
+LARGEST_FEATURE = 2**20
 MOST_CLASSES = 65_535
 # The trainer asks for 1e-4. A device allows more, because it only guards against a file that should never have left.
 MOST_SCORE_DIFFERENCE = 0.01
@@ -65,7 +67,7 @@ class Latest:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Latest":
-        facts = _Facts(parse_json(data, where), where)
+        facts = Facts(parse_json(data, where), where)
         facts.upgrade(LATEST_FORMAT)
         return cls(
             facts.whole("version", 0),
@@ -74,46 +76,109 @@ class Latest:
         )
 
     def to_bytes(self) -> bytes:
-        facts = {"format": LATEST_FORMAT.current, "version": self.version, "folder": self.folder}
-        return json.dumps({**facts, "manifest_sha256": self.manifest_sha256}).encode()
+        return json.dumps({"format": LATEST_FORMAT.current, **asdict(self)}).encode()
+
+
+class Facts:
+    """A JSON object whose values are asked for with their type; the error names the file and the key."""
+
+    def __init__(self, values: Any, where: str, prefix: str = "") -> None:
+        if not isinstance(values, dict):
+            raise BadModel(f"{where}: {prefix.rstrip('.') or 'its content'} is not a JSON object")
+        self.values: dict[str, Any] = values
+        self.where = where
+        self._prefix = prefix
+
+    def get(self, key: str, is_good: Callable[[Any], object], wanted: str) -> Any:
+        value = self.values.get(key)
+        if not is_good(value):
+            shown = repr(value)[:60] if key in self.values else "missing"
+            raise BadModel(f"{self.where}: {self._prefix}{key} must be {wanted}, and is {shown}")
+        return value
+
+    def upgrade(self, form: Format[dict[str, Any]]) -> None:
+        """Bring the facts to the current format; a newer one is refused."""
+        newest = form.current
+        wanted = f"{newest} (a newer format needs a newer runtime)"
+        form.upgrade(self.values, self.get("format", lambda value: is_whole(value, 1, newest), wanted))
+
+    def whole(self, key: str, least: int, most: int = 2**53) -> int:
+        wanted = f"a whole number from {least} to {most}"
+        return int(self.get(key, lambda value: is_whole(value, least, most), wanted))
+
+    def number(self, key: str, is_good: Callable[[float], bool], wanted: str) -> float:
+        return float(self.get(key, lambda value: is_number(value) and is_good(value), wanted))
+
+    def text(self, key: str) -> str:
+        def is_good(value: Any) -> bool:
+            return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
+
+        return str(self.get(key, is_good, f"text of at most {LONGEST_NAME} characters"))
+
+    def matching(self, key: str, pattern: re.Pattern[str], wanted: str) -> str:
+        return str(self.get(key, lambda value: isinstance(value, str) and pattern.fullmatch(value), wanted))
+
+    def inner(self, key: str) -> "Facts":
+        return Facts(self.values.get(key), self.where, f"{self._prefix}{key}.")
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The contents of a manifest.json; `facts` is all of it, for what only people read."""
+class Described:
+    """What a manifest and a model's metadata both say of a model."""
 
     version: int
     step: int
     created: str
-    model: ModelFile
     height: int
     width: int
     resize: str
-    classes: tuple[ClassLabel, ...]
+    classes: tuple[ClassLabel, ...]  # in the order of the scores
     unknown_below: float | None
     feature_size: int
+
+    @staticmethod
+    def read(facts: Facts) -> dict[str, Any]:
+        image, threshold = facts.inner("image"), None
+        if facts.values.get("unknown_below") is not None:
+            threshold = facts.number(
+                "unknown_below", lambda value: -1 <= value <= 1, "a cosine from -1 to 1 or null"
+            )
+        return {
+            "version": facts.whole("version", 0),
+            "step": facts.whole("step", 0),
+            "created": facts.text("created"),
+            "height": image.whole("height", 1, LARGEST_SIDE),
+            "width": image.whole("width", 1, LARGEST_SIDE),
+            "resize": image.text("resize"),
+            "classes": parse_classes(facts.values.get("classes"), facts.where),
+            "unknown_below": threshold,
+            "feature_size": facts.whole("feature_size", 1, LARGEST_FEATURE),
+        }
+
+
+@dataclass(frozen=True)
+class Manifest(Described):
+    """The contents of a manifest.json; `facts` is all of it, for what only people read."""
+
+    model: ModelFile
     variants: dict[str, ModelFile]
     missing_variants: dict[str, str]  # the reason why there is none
     facts: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Manifest":
-        facts = _Facts(parse_json(data, where), where)
+        facts = Facts(parse_json(data, where), where)
         facts.upgrade(MANIFEST_FORMAT)
-        image = facts.inner("image")
+        # Refuse a model that its own manifest says differs from the network that it was made of.
+        facts.inner("parity").number(
+            "max_score_difference",
+            lambda value: 0 <= value <= MOST_SCORE_DIFFERENCE,
+            f"a number from 0 to {MOST_SCORE_DIFFERENCE}",
+        )
         variants, missing = _parse_variants(facts)
-        _check_parity(facts)
         return cls(
-            version=facts.whole("version", 0),
-            step=facts.whole("step", 0),
-            created=facts.text("created"),
+            **cls.read(facts),
             model=_parse_file(facts),
-            height=image.whole("height", 1, LARGEST_SIDE),
-            width=image.whole("width", 1, LARGEST_SIDE),
-            resize=image.text("resize"),
-            classes=parse_classes(facts.values.get("classes"), where),
-            unknown_below=parse_threshold(facts.values.get("unknown_below"), where),
-            feature_size=facts.whole("feature_size", 1, 2**20),
             variants=variants,
             missing_variants=missing,
             facts=facts.values,
@@ -128,58 +193,7 @@ class Manifest:
         return self.variants.get(variant, self.model)
 
 
-class _Facts:
-    """A JSON object whose values are asked for with their type; the error names the file and the key."""
-
-    def __init__(self, values: Any, where: str, prefix: str = "") -> None:
-        if not isinstance(values, dict):
-            raise BadModel(f"{where}: {prefix.rstrip('.') or 'its content'} is not a JSON object")
-        self.values: dict[str, Any] = values
-        self.where = where
-        self._prefix = prefix
-
-    def refuse(self, key: str, wanted: str) -> BadModel:
-        shown = repr(self.values.get(key))[:60] if key in self.values else "missing"
-        return BadModel(f"{self.where}: {self._prefix}{key} must be {wanted}, and is {shown}")
-
-    def upgrade(self, form: Format[dict[str, Any]]) -> None:
-        """Bring the facts to the current format; a newer one is refused."""
-        written = self.values.get("format")
-        if not is_whole(written, 1, form.current):
-            raise self.refuse("format", f"{form.current} (a newer format needs a newer runtime)")
-        form.upgrade(self.values, written)
-
-    def whole(self, key: str, least: int, most: int = 2**53) -> int:
-        value = self.values.get(key)
-        if not is_whole(value, least, most):
-            raise self.refuse(key, f"a whole number from {least} to {most}")
-        return value
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str) or len(value) > LONGEST_NAME or not value.isprintable():
-            raise self.refuse(key, f"text of at most {LONGEST_NAME} characters")
-        return value
-
-    def name(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str) or not is_class_name(value):
-            raise self.refuse(
-                key, f"text of 1 to {LONGEST_NAME} characters without line breaks and control characters"
-            )
-        return value
-
-    def matching(self, key: str, pattern: re.Pattern[str], wanted: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise self.refuse(key, wanted)
-        return value
-
-    def inner(self, key: str) -> "_Facts":
-        return _Facts(self.values.get(key), self.where, f"{self._prefix}{key}.")
-
-
-def _parse_file(facts: _Facts) -> ModelFile:
+def _parse_file(facts: Facts) -> ModelFile:
     return ModelFile(
         facts.matching("file", _PLAIN_NAME, "the plain name of a file in the same folder"),
         facts.whole("bytes", 1, LARGEST_MODEL),
@@ -187,13 +201,13 @@ def _parse_file(facts: _Facts) -> ModelFile:
     )
 
 
-def _parse_variants(facts: _Facts) -> tuple[dict[str, ModelFile], dict[str, str]]:
+def _parse_variants(facts: Facts) -> tuple[dict[str, ModelFile], dict[str, str]]:
     """The variants that were kept, and why the others were not."""
-    if facts.values.get("variants") is None:
-        return {}, {}
-    listed = facts.inner("variants")
     kept: dict[str, ModelFile] = {}
     missing: dict[str, str] = {}
+    if facts.values.get("variants") is None:
+        return kept, missing
+    listed = facts.inner("variants")
     for name in VARIANTS[1:]:
         if listed.values.get(name) is None:
             continue
@@ -203,14 +217,6 @@ def _parse_variants(facts: _Facts) -> tuple[dict[str, ModelFile], dict[str, str]
         else:
             kept[name] = _parse_file(variant)
     return kept, missing
-
-
-def _check_parity(facts: _Facts) -> None:
-    """Refuse a model that its own manifest says differs from the network that it was made of."""
-    parity = facts.inner("parity")
-    difference = parity.values.get("max_score_difference")
-    if not is_number(difference) or not 0 <= difference <= MOST_SCORE_DIFFERENCE:
-        raise parity.refuse("max_score_difference", f"a number from 0 to {MOST_SCORE_DIFFERENCE}")
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
@@ -240,7 +246,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def parse_classes(value: Any, where: str) -> tuple[ClassLabel, ...]:
-    """The classes in the order of the scores; the same list stands in a manifest and in a model's metadata."""
+    """The classes in the order of the scores; a manifest and a model's metadata hold the same list."""
     if not isinstance(value, list):
         raise BadModel(f"{where}: classes is not a list")
     if not 1 <= len(value) <= MOST_CLASSES:
@@ -253,20 +259,13 @@ def parse_classes(value: Any, where: str) -> tuple[ClassLabel, ...]:
 
 
 def _parse_class(entry: Any, prefix: str, where: str) -> ClassLabel:
-    facts = _Facts(entry, where, prefix)
-    number, name, colour = facts.whole("id", 0), facts.name("name"), facts.values.get("colour")
-    if colour is not None:
+    facts = Facts(entry, where, prefix)
+    wanted = f"text of 1 to {LONGEST_NAME} characters without line breaks and control characters"
+    name = facts.get("name", lambda value: isinstance(value, str) and is_class_name(value), wanted)
+    colour = None
+    if facts.values.get("colour") is not None:
         colour = facts.matching("colour", _COLOUR, "a colour like #1f77b4 or null")
-    return ClassLabel(number, name, colour)
-
-
-def parse_threshold(value: Any, where: str) -> float | None:
-    """The cosine below which an image is unknown, or None."""
-    if value is None:
-        return None
-    if not is_number(value) or not -1 <= value <= 1:
-        raise BadModel(f"{where}: unknown_below must be a cosine from -1 to 1 or null, and is {value!r:.60}")
-    return float(value)
+    return ClassLabel(facts.whole("id", 0), name, colour)
 
 
 def read_plain_file(path: Path, limit: int, follow: bool = False) -> bytes:
@@ -318,8 +317,7 @@ def read_model_file(folder: Path, file: ModelFile) -> bytes:
 
 def _refuse_linked_folder(folder: Path) -> None:
     try:
-        linked = folder.is_symlink()
+        if folder.is_symlink():
+            raise BadModel(f"{folder}: a link, and not a folder")
     except OSError as error:
         raise _unreadable(folder, reason_of(error)) from None
-    if linked:
-        raise BadModel(f"{folder}: a link, and not a folder of its own")

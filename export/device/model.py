@@ -1,7 +1,7 @@
 """A published model on a device: loaded only if it is whole, then asked for what it sees.
 
-A model is refused with `BadModel` unless its bytes are those of its manifest, its
-inputs, outputs and metadata fit together, and it answers test images with probabilities.
+A model is refused with `BadModel` unless its bytes are those of its manifest, its inputs, outputs and metadata fit
+together, and it answers test images with probabilities.
 
     classifier = Classifier.load("workspace/exports")
     for result in classifier.predict([frame]):      # uint8 RGB [H, W, 3], any size
@@ -63,7 +63,8 @@ class Classifier:
         if manifest is not None:
             check_agreement(self.info, manifest, where)
         check_shapes(session, self.info, where)
-        self._check_answers()
+        for count in (1, 2):
+            self._check_run(count)
 
     @classmethod
     def load(
@@ -98,7 +99,7 @@ class Classifier:
             try:
                 return cls.load_version(folder, files.read_manifest(folder, latest), *how)
             except BadModel:
-                # A newer version may count by now, and this one have been removed.
+                # A newer version may be current by now, and this one removed.
                 if files.read_latest(exports) == latest:
                     raise
 
@@ -153,19 +154,15 @@ class Classifier:
         lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), _TINY)
         similarities = (features / lengths @ self._proxies.T).max(axis=1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-        threshold = self.info.unknown_below
+        classes, threshold = self.info.classes, self.info.unknown_below
         return [
             Result(
-                [self._label(place, row) for place in places],
+                [Label(classes[place].id, classes[place].name, float(row[place])) for place in places],
                 threshold is not None and float(similarity) < threshold,
                 float(similarity),
             )
             for row, places, similarity in zip(scores, best, similarities, strict=True)
         ]
-
-    def _label(self, place: int, scores: np.ndarray) -> Label:
-        known = self.info.classes[place]
-        return Label(known.id, known.name, float(scores[place]))
 
     def _run(self, images: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
         with RUNS.of(seconds) as options:
@@ -179,12 +176,8 @@ class Classifier:
                 raise BadModel(f"{self._where}: {name} of an image is not a number")
         return scores, features
 
-    def _check_answers(self) -> None:
-        """Run it, which is its warm-up too: one image, then two at once."""
-        for count in (1, 2):
-            self._check_run(count)
-
     def _check_run(self, count: int) -> None:
+        """Refuse a model that does not answer so many images with probabilities; its warm-up, too."""
         info = self.info
         shape = (count, info.height, info.width, 3)
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)

@@ -8,100 +8,46 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr.common.text import LONGEST_NAME
 from edge_hpcr.stream.resize import check_rule
 from export.device.errors import BadModel
-from export.device.manifest import (
-    FORMAT,
-    LARGEST_SIDE,
-    ClassLabel,
-    Manifest,
-    is_number,
-    is_whole,
-    parse_classes,
-    parse_json,
-    parse_threshold,
-)
+from export.device.manifest import FORMAT, Described, Facts, Manifest, parse_json
 from export.device.providers import Session
 
 MOST_WRONG_LENGTH = 0.02  # of a normalised proxy, after its way through 16 bits
-LARGEST_FEATURE = 2**20
+_JSON = ("version", "step", "classes", "image", "unknown_below", "temperature", "accuracy", "feature_size")
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(Described):
     """What a model's metadata say of it."""
 
-    version: int
-    step: int
-    classes: tuple[ClassLabel, ...]  # in the order of the scores
-    height: int
-    width: int
-    resize: str
-    unknown_below: float | None
     temperature: float
-    feature_size: int
     accuracy: dict[str, Any]
-    created: str
     edge_hpcr: str
 
 
 def read_metadata(metadata: Mapping[str, str], where: str) -> tuple[ModelInfo, np.ndarray]:
     """The facts, and the normalised proxies float32 [C, D]."""
-
-    def text(key: str) -> str:
+    for key in ("format", "created", "edge_hpcr", "proxies", *_JSON):
         if key not in metadata:
             raise BadModel(f"{where}: its metadata lack {key}: it was not made by `python -m export`")
-        return metadata[key]
-
-    def value(key: str) -> Any:
-        return parse_json(text(key), f"{where}: metadata {key}")
-
-    def whole(key: str, least: int, most: int = 2**53) -> int:
-        number = value(key)
-        if not is_whole(number, least, most):
-            raise BadModel(f"{where}: metadata {key} must be a whole number from {least} to {most}")
-        return number
-
-    if text("format") != str(FORMAT):
-        raise BadModel(f"{where}: format {text('format')[:20]!r}; this runtime knows {FORMAT}")
-    classes = parse_classes(value("classes"), f"{where}: metadata")
-    height, width, resize = _read_image(value("image"), where)
-    temperature, accuracy = value("temperature"), value("accuracy")
-    if not is_number(temperature) or temperature <= 0:
-        raise BadModel(f"{where}: metadata temperature must be a number above 0")
-    if not isinstance(accuracy, dict):
-        raise BadModel(f"{where}: metadata accuracy is not a JSON object")
+    if metadata["format"] != str(FORMAT):
+        raise BadModel(f"{where}: format {metadata['format'][:20]!r}; this runtime knows {FORMAT}")
+    # Without a threshold, its text is empty.
+    texts = {key: metadata[key] or "null" for key in _JSON}
+    values = {key: parse_json(text, f"{where}: metadata {key}") for key, text in texts.items()}
+    facts = Facts({**metadata, **values}, f"{where}: metadata")
     info = ModelInfo(
-        version=whole("version", 0),
-        step=whole("step", 0),
-        classes=classes,
-        height=height,
-        width=width,
-        resize=resize,
-        unknown_below=parse_threshold(
-            value("unknown_below") if text("unknown_below") else None, f"{where}: metadata"
-        ),
-        temperature=float(temperature),
-        feature_size=whole("feature_size", 1, LARGEST_FEATURE),
-        accuracy=accuracy,
-        created=text("created")[:LONGEST_NAME],
-        edge_hpcr=text("edge_hpcr")[:LONGEST_NAME],
+        **ModelInfo.read(facts),
+        temperature=facts.number("temperature", lambda value: value > 0, "a number above 0"),
+        accuracy=facts.inner("accuracy").values,
+        edge_hpcr=facts.text("edge_hpcr"),
     )
-    return info, _read_proxies(text("proxies"), len(classes), info.feature_size, where)
-
-
-def _read_image(image: Any, where: str) -> tuple[int, int, str]:
-    if not isinstance(image, dict) or not isinstance(image.get("resize"), str):
-        raise BadModel(f"{where}: metadata image must hold height, width and resize")
-    for key in ("height", "width"):
-        if not is_whole(image.get(key), 1, LARGEST_SIDE):
-            raise BadModel(f"{where}: metadata image.{key} must be a whole number from 1 to {LARGEST_SIDE}")
     try:
-        check_rule(image["resize"])
+        check_rule(info.resize)
     except ValueError as error:
         raise BadModel(f"{where}: {error}") from None
-    return image["height"], image["width"], image["resize"]
+    return info, _read_proxies(metadata["proxies"], len(info.classes), info.feature_size, where)
 
 
 def _read_proxies(text: str, classes: int, feature_size: int, where: str) -> np.ndarray:
@@ -122,25 +68,15 @@ def _read_proxies(text: str, classes: int, feature_size: int, where: str) -> np.
 
 def check_agreement(info: ModelInfo, manifest: Manifest, where: str) -> None:
     """Refuse a model that says otherwise than its manifest."""
-    pairs = {
-        "version": (info.version, manifest.version),
-        "step": (info.step, manifest.step),
-        "image size": ((info.height, info.width), (manifest.height, manifest.width)),
-        "resize rule": (info.resize, manifest.resize),
-        "feature size": (info.feature_size, manifest.feature_size),
-        "classes": (_names(info.classes), _names(manifest.classes)),
-    }
-    for name, (own, manifests) in pairs.items():
+    for key in ("version", "step", "height", "width", "resize", "feature_size", "unknown_below"):
+        own, manifests = getattr(info, key), getattr(manifest, key)
         if own != manifests:
-            shown = "" if name == "classes" else f" ({own} and {manifests})"
-            raise BadModel(f"{where}: the model and its manifest contradict each other on the {name}{shown}")
-    ours, theirs = info.unknown_below, manifest.unknown_below
-    if (ours is None) != (theirs is None) or (ours is not None and abs(ours - (theirs or 0.0)) > 1e-6):
-        raise BadModel(f"{where}: the model and its manifest contradict each other on unknown_below")
-
-
-def _names(classes: tuple[ClassLabel, ...]) -> list[tuple[int, str]]:
-    return [(each.id, each.name) for each in classes]
+            raise BadModel(
+                f"{where}: the model and its manifest contradict each other on {key} ({own} and {manifests})"
+            )
+    own, manifests = ([(each.id, each.name) for each in facts.classes] for facts in (info, manifest))
+    if own != manifests:
+        raise BadModel(f"{where}: the model and its manifest contradict each other on the classes")
 
 
 def check_shapes(session: Session, info: ModelInfo, where: str) -> None:

@@ -1,7 +1,7 @@
 """Where models come from: a folder here, or the same folder on a server.
 
-A source says which model is current (`newest`), brings its files here (`fetch`), is told which ones proved good
-(`accepted`), and knows what to start with when the newest cannot be had (`fallbacks`).
+A source names the current model (`newest`), brings its files here (`fetch`), notes which ones proved good (`accepted`),
+and lists what to start with when the newest cannot be had (`fallbacks`).
 """
 
 import re
@@ -46,7 +46,7 @@ class Loading:
 
 
 class ModelSource(ABC):
-    """What it need not know, a folder here does without: its files are here, and they are the trainer's."""
+    """Offers models; by default their files are here already."""
 
     name: str
 

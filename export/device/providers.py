@@ -17,8 +17,8 @@ from export.device.one_file import check_one_file
 
 CHOICES = ("auto", "cpu", "tensorrt")
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
-# It runs whatever does not depend on the image, for as long as that takes, and nobody can end it. Left to the first
-# answer, which has a time limit. Our own models gain nothing by it (32x32: 0.99 to 1.03 of the time).
+# It runs what does not depend on the image, without a time limit, and cannot be stopped. The first answer does the same
+# within a limit. Our own models gain nothing by it (32x32: 0.99 to 1.03 of the time).
 _NOT_AT_LOADING = ["ConstantFolding"]
 _SILENT = 4  # only what ends the process; everything else reaches us as an exception
 
@@ -97,9 +97,8 @@ def _wanted(providers: str) -> tuple[list[str], str | None]:
     if providers == "cpu":
         return [CPU], None
     if CUDA not in onnxruntime.get_available_providers():
-        return [
-            CPU
-        ], "this ONNX Runtime is built for the CPU only (export/requirements.txt says how to change it)"
+        note = "this ONNX Runtime is built for the CPU only (export/requirements.txt says how to change it)"
+        return [CPU], note
     problem = _cannot_load("nvcuda.dll" if platform.system() == "Windows" else "libcuda.so.1")
     if problem:
         return [CPU], f"no NVIDIA driver ({problem})"

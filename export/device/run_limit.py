@@ -1,4 +1,4 @@
-"""An end to runs of a model that would take for ever. ONNX Runtime looks for it between two operators."""
+"""A time limit for runs of a model. ONNX Runtime checks it between two operators."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ class RunLimit:
     """
 
     def __init__(self) -> None:
-        # Changed by single operations only, and never under a lock: whoever is interrupted by a signal may hold it.
+        # Changed by single operations only, and never under a lock: a thread that a signal interrupts may hold it.
         self._running: dict[int, tuple[onnxruntime.RunOptions, float]] = {}
         self._started = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -1,6 +1,6 @@
-"""`python -m export.runtime`: classify what a camera sees, a JSON line a frame, and change to better models on the way.
+"""`python -m export.runtime`: classify what a camera sees, a JSON line per frame, and follow new models meanwhile.
 
-stdout carries results only; what there is to tell goes to stderr, a line each. Needs what export/requirements.txt lists.
+stdout carries results only; messages go to stderr, a line each. Needs what export/requirements.txt lists.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -65,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, also under threads that hang in a driver or load a model: nobody can stop those, and Python's
-    own way out aborts when one of them comes back from C++ too late.
+    """End the process at once: threads that hang in a driver cannot be stopped, and Python's normal exit aborts when one
+    of them returns from C++ too late.
     """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -161,7 +162,9 @@ def run(options: argparse.Namespace, stop: _Stop) -> int:
         sender: MqttSender | None = keep(MqttSender(options.mqtt)) if options.mqtt else None
         place = WATCH + options.source.removeprefix(WATCH) if options.watch else options.source
         stream: Stream = keep(open_stream(place, on_bad_file=lambda _, reason: tell(reason)))
-        swap = keep(HotSwap(source, _loading(options), tell, options.poll, options.min_agreement))
+        providers = "tensorrt" if options.tensorrt else "cpu" if options.cpu else "auto"
+        loading = Loading(providers, options.threads, options.variant, options.require_gpu)
+        swap = keep(HotSwap(source, loading, tell, options.poll, options.min_agreement))
         with stop.at_once():
             swap.first(options.wait)
         swap.start()
@@ -185,95 +188,81 @@ def _default_cache() -> Path | None:
     return None
 
 
-def _loading(options: argparse.Namespace) -> Loading:
-    providers = "tensorrt" if options.tensorrt else "cpu" if options.cpu else "auto"
-    return Loading(providers, options.threads, options.variant, options.require_gpu)
-
-
+@dataclass
 class _Loop:
-    """From a frame to its line, again and again."""
+    """Answers frame after frame, a line each."""
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        stop: _Stop,
-        swap: HotSwap,
-        stream: Stream,
-        display: Display | None,
-        sender: MqttSender | None,
-        heartbeat: Heartbeat | None,
-    ) -> None:
-        self._options = options
-        self._stop = stop
-        self._swap = swap
-        self._stream = stream
-        self._display = display
-        self._sender = sender
-        self._heartbeat = heartbeat
-        self._problem: str | None = None
-        self._lost = False
+    options: argparse.Namespace
+    stop: _Stop
+    swap: HotSwap
+    stream: Stream
+    display: Display | None
+    sender: MqttSender | None
+    heartbeat: Heartbeat | None
+    problem: str | None = None  # of the last frame
+    lost: bool = False  # the source is in trouble
 
     def run(self) -> None:
         read = answered = 0
-        most = self._options.count
-        while not self._stop.asked and (most is None or answered < most):
+        most = self.options.count
+        while not self.stop.asked and (most is None or answered < most):
             try:
-                frame = self._stream.read(READ_SECONDS)
+                frame = self.stream.read(READ_SECONDS)
             except EndOfStream as end:
                 if not read:
-                    raise UserError(f"{self._stream.name}: there is no image in it ({end})") from None
-                tell(f"{self._stream.name}: {end}")
+                    raise UserError(f"{self.stream.name}: there is no image in it ({end})") from None
+                tell(f"{self.stream.name}: {end}")
                 return
             self._follow_source()
             if frame is None:
-                if not self._stream.live:
+                if not self.stream.live:
                     self._beat()  # nothing came, and nothing had to
                 continue
             read += 1
-            if (read - 1) % self._options.every:
+            if (read - 1) % self.options.every:
                 self._beat()
             elif self._answer(frame, read):
                 answered += 1
                 self._beat()
 
     def _beat(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.beat()
+        if self.heartbeat is not None:
+            self.heartbeat.beat()
 
     def _follow_source(self) -> None:
-        """Tell once that the source is in trouble, and once that it is not any more."""
-        state = self._stream.state()
-        if self._lost and state.phase == "live":
-            self._lost = False
-            tell(f"{self._stream.name}: works again")
-        elif not self._lost and state.phase in ("stalled", "reconnecting"):
-            self._lost = True
-            tell(f"{self._stream.name}: {state.message}")
+        """Report once that the source is in trouble, and once that it works again."""
+        state = self.stream.state()
+        if self.lost and state.phase == "live":
+            self.lost = False
+            tell(f"{self.stream.name}: works again")
+        elif not self.lost and state.phase in ("stalled", "reconnecting"):
+            self.lost = True
+            tell(f"{self.stream.name}: {state.message}")
 
     def _answer(self, frame: Frame, number: int) -> bool:
-        classifier = self._swap.classifier  # once: a swap waits for the next frame
+        classifier = self.swap.classifier  # once: a swap waits for the next frame
         started = time.perf_counter()
         try:
             images = classifier.prepare([frame.image])
-            result = classifier.predict_prepared(images, self._options.top)[0]
+            result = classifier.predict_prepared(images, self.options.top)[0]
         except BadModel as error:
             # It answered before, so this is the frame's or the machine's (a GPU that is gone): go on, and say so once.
-            if str(error) != self._problem and not self._stop.asked:
+            if str(error) != self.problem and not self.stop.asked:
                 tell(str(error))
-            self._problem = str(error)
+            self.problem = str(error)
             return False
-        self._problem = None
+        self.problem = None
         milliseconds = 1000 * (time.perf_counter() - started)
-        self._swap.remember(images[0])
+        self.swap.remember(images[0])
         line = result_line(frame, number, result, classifier.info.version, milliseconds)
         try:
             print(line, flush=True)
         except OSError as error:
             raise CannotWrite(error) from None
-        if self._sender is not None:
-            self._sender.send(line)
-        if self._display is not None:
-            self._display.show(frame, result, classifier.info.version)
+        if self.sender is not None:
+            self.sender.send(line)
+        if self.display is not None:
+            self.display.show(frame, result, classifier.info.version)
         return True
 
 
@@ -306,12 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH_OR_URL",
         help="an exports folder here or on a server (http, https), a version's folder, or a model file",
     )
-    parser.add_argument(
-        "--source",
-        required=True,
-        metavar="SRC",
-        help=KINDS,
-    )
+    parser.add_argument("--source", required=True, metavar="SRC", help=KINDS)
     out = parser.add_argument_group("what comes out")
     out.add_argument("--top", type=_whole(1), default=3, metavar="N", help="answers a frame (default: 3)")
     out.add_argument("--every", type=_whole(1), default=1, metavar="N", help="classify every Nth frame only")
@@ -332,11 +316,18 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("models")
     what.add_argument("--variant", choices=VARIANTS, default="fp32", help="used where a version has it")
     what.add_argument(
-        "--poll", type=_seconds, default=5.0, metavar="SECONDS", help="between looks (default: 5)"
+        "--poll",
+        type=_number(0.05, 86_400.0),
+        default=5.0,
+        metavar="SECONDS",
+        help="between looks (default: 5)",
     )
     what.add_argument("--wait", action="store_true", help="wait for a first model instead of ending with 2")
     what.add_argument(
-        "--min-agreement", type=_share, metavar="SHARE", help="refuse a new model that agrees on fewer frames"
+        "--min-agreement",
+        type=_number(0.0, 1.0),
+        metavar="SHARE",
+        help="refuse a new model that agrees on fewer frames",
     )
     what.add_argument("--token", type=Path, metavar="FILE", help=f"for the server (default: ${VARIABLE})")
     what.add_argument(
@@ -366,22 +357,14 @@ def _whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(text: str, least: float, most: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not least <= number <= most:
+def _number(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= float(text) <= most:
+                return float(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
-    return number
 
-
-def _seconds(text: str) -> float:
-    return _number(text, 0.05, 86_400.0)
-
-
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
+    return parse
 
 
 if __name__ == "__main__":
