@@ -6,6 +6,7 @@ import pytest
 from export_parts import Teaching
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.methods import Method, method_class
 from export.device.manifest import read_latest
 from export.device.model import Classifier
 from export.publish.policy import Policy, Refused
@@ -128,6 +129,22 @@ def test_after_a_rollback_it_waits_for_a_person(teaching):
     rollforward(one.exports)
     one.until(lambda: numbers(one)[-1] > before[-1])
     one.until(lambda: publisher.status().problem is None)
+
+
+def test_a_learner_that_cannot_be_copied_is_reported_once_and_tried_again_after_as_many_steps(
+    teaching, monkeypatch, caplog
+):
+    one, publisher = teaching(every_steps=1, idle_steps=0)
+    one.teach(0)
+    one.until(lambda: one.live.phase == "idle")
+    hpcr = method_class(one.live.learner.config.method)
+    monkeypatch.setattr(hpcr, "classifier", lambda *arguments: Method.classifier(*arguments))
+    assert publisher._is_due()
+    for _ in range(2):
+        publisher._try()
+        assert "cannot be exported" in publisher.status().problem
+        assert not publisher._is_due()
+    assert caplog.text.count("cannot be exported") == 1
 
 
 @pytest.mark.slow

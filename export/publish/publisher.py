@@ -94,14 +94,15 @@ class Publisher:
     def _try(self) -> None:
         self._status = replace(self._status, phase="publishing")
         published, problem = self._status.published, None
+        self._tried_step = self._live.learner.step  # also when no copy can be made: not again at every look
         try:
             snapshot = snapshot_of(self._live)
-            self._tried_step = snapshot.step
             # Before the first label there is nothing to publish, and nothing wrong.
             if snapshot.classes and unchanged(self._exports, snapshot) is None:
                 published = publish(self._exports, snapshot, self._policy, self._variants, by_hand=False)
         except (UserError, BadModel, Refused) as error:
             problem = str(error)
-            LOG.warning("not published: %s", problem)
+            if problem != self._status.problem:
+                LOG.warning("not published: %s", problem)
         self._tried_at = time.monotonic()
         self._status = PublisherStatus("waiting", published, problem, time.time())
