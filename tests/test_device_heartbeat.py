@@ -91,7 +91,7 @@ def test_a_model_that_fails_is_no_sign_of_life_and_skipped_frames_are(tmp_path: 
 
     with monkeypatch.context() as broken:
         broken.setattr(Classifier, "predict_prepared", fail)
-        broken.setattr(Classifier, "_check_answers", lambda self: None)
+        broken.setattr(Classifier, "_check_run", lambda self, count: None)
         assert runtime(arguments) == 0
         assert not path.exists()
         add(tmp_path / "photos", "1.png", "red")

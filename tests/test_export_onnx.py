@@ -49,7 +49,7 @@ def test_the_metadata_say_everything_and_nothing_of_the_exporter_is_left(model):
     facts = {each.key: each.value for each in model.metadata_props}
     wanted = "format version step created classes image unknown_below temperature accuracy feature_size edge_hpcr versions proxies"
     assert sorted(facts) == sorted(wanted.split())
-    assert json.loads(facts["versions"]).keys() == {"torch", "onnx", "opset"}
+    assert json.loads(facts["versions"]).keys() == {"edge_hpcr", "torch", "onnx", "opset"}
     assert json.loads(facts["classes"])[3] == {
         "id": first().snapshot.classes[3].id,
         "name": first().snapshot.classes[3].name,
