@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes, read_image
+from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
 
 ORIENTATION = 0x0112
 LOSSLESS = [("PNG", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
@@ -323,6 +323,10 @@ def test_the_limit_is_on_pixels_and_exact(photo):
     assert "64 x 40" in refusal(data, max_pixels=photo.shape[0] * photo.shape[1] - 1)
 
 
+def read_image(path: Path, **limits: int) -> np.ndarray:
+    return decode_image(read_bytes(path, **limits), str(path))
+
+
 def test_a_file_is_read_and_named_in_its_error(tmp_path, photo):
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     good.write_bytes(encoded(photo, "PNG"))
@@ -427,9 +431,9 @@ def test_nothing_is_printed_about_odd_files(tmp_path, photo):
     (tmp_path / "notes.jpg").write_bytes(with_damaged_notes(photo))
     (tmp_path / "bomb.png").write_bytes(png(12_000, 12_000, 8, 2, b""))
     program = (
-        "import sys; from pathlib import Path; from edge_hpcr.stream.decode import read_image, BadImage\n"
-        "print(read_image(Path(sys.argv[1], 'notes.jpg')).shape)\n"
-        "try: read_image(Path(sys.argv[1], 'bomb.png'))\n"
+        "import sys; from pathlib import Path; from edge_hpcr.stream.decode import decode_image, read_bytes, BadImage\n"
+        "print(decode_image(read_bytes(Path(sys.argv[1], 'notes.jpg')), 'notes').shape)\n"
+        "try: decode_image(read_bytes(Path(sys.argv[1], 'bomb.png')), 'bomb')\n"
         "except BadImage: print('refused')\n"
     )
     command = [sys.executable, "-W", "always", "-c", program, str(tmp_path)]

@@ -15,12 +15,15 @@ from safetensors.numpy import load_file, save_file
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import flush_to_disk, sha256
+from edge_hpcr.common.files import flush_to_disk, reason_of, sha256
 from edge_hpcr.common.formats import CHECKPOINT
 
 
 class DamagedCheckpoint(UserError):
     """Cut short or changed; an older checkpoint may be whole."""
+
+    def __init__(self, file: Path, problem: str) -> None:
+        super().__init__(f"damaged checkpoint: {file} {problem}; use an older checkpoint")
 
 
 INDEX = "checkpoint.json"
@@ -34,10 +37,6 @@ def _unfinished(folder: Path) -> Path:
     return folder.with_name(folder.name + ".writing")
 
 
-def _is_empty_folder(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
 def _facts_hash(facts: dict[str, Any]) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
@@ -46,16 +45,15 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
     """Write `facts` and one safetensors file for each group of `arrays`; replaces an older checkpoint there."""
     folder = Path(folder)
     temporary = _unfinished(folder)
-    if folder.exists() and not (folder / INDEX).is_file() and not _is_empty_folder(folder):
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not (folder / INDEX).is_file() and not is_empty:
         raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # what a power cut left of an earlier one
         temporary.mkdir(parents=True)
         for name, group in arrays.items():
-            save_file(
-                {key: np.asarray(value, order="C") for key, value in group.items()},
-                temporary / f"{name}.safetensors",
-            )
+            whole = {key: np.asarray(value, order="C") for key, value in group.items()}
+            save_file(whole, temporary / f"{name}.safetensors")
         hashes = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         index = {"format": CHECKPOINT.current, "version": __version__, "sha256": hashes, "facts": facts}
         index["facts_sha256"] = _facts_hash(facts)
@@ -65,10 +63,8 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
         _swap_in(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot write the checkpoint {folder}: {reason}; is there room, and a right to write?"
-        ) from error
+        reason = f"{reason_of(error)}; is there room, and a right to write?"
+        raise UserError(f"cannot write the checkpoint {folder}: {reason}") from error
 
 
 def _swap_in(temporary: Path, folder: Path) -> None:
@@ -115,12 +111,10 @@ def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
     except OSError as error:
         raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(
-            f"damaged checkpoint: {place / INDEX} cannot be read ({error}); use an older checkpoint"
-        ) from None
+        raise DamagedCheckpoint(place / INDEX, f"cannot be read ({error})") from None
     old = CHECKPOINT.is_old(written, place, index.get("version"))
     if index.get("facts_sha256") != _facts_hash(stored):
-        raise DamagedCheckpoint(f"damaged checkpoint: {place / INDEX} was changed; use an older checkpoint")
+        raise DamagedCheckpoint(place / INDEX, "was changed")
     if old:
         CHECKPOINT.upgrade(index, written)
     return place, index
@@ -133,15 +127,11 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
     for name, expected in index["sha256"].items():
         path = place / name
         if not path.is_file():
-            raise DamagedCheckpoint(f"damaged checkpoint: {path} is missing; use an older checkpoint")
+            raise DamagedCheckpoint(path, "is missing")
         if sha256(path) != expected:
-            raise DamagedCheckpoint(
-                f"damaged checkpoint: {path} was cut short or changed; use an older checkpoint"
-            )
+            raise DamagedCheckpoint(path, "was cut short or changed")
         try:
             arrays[path.stem] = load_file(path)
         except SafetensorError as error:
-            raise DamagedCheckpoint(
-                f"damaged checkpoint: {path} cannot be read ({error}); use an older checkpoint"
-            ) from None
+            raise DamagedCheckpoint(path, f"cannot be read ({error})") from None
     return arrays, index["facts"]

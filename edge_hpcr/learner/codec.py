@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, one_of
 
 CODECS = ("raw", "webp", "jpeg", "png")
 LOSSY_CODECS = ("webp", "jpeg")  # those whose size depends on the quality
@@ -19,8 +19,7 @@ _TYPICAL_SHARE = {"raw": 1.0, "webp": 0.25, "jpeg": 0.4, "png": 0.85}
 
 def check_codec(codec: str, quality: int) -> None:
     """Refuse a codec or a quality that `encode` could not honour."""
-    if codec not in CODECS:
-        raise UserError(f"unknown image codec {codec!r}: use one of {', '.join(CODECS)}")
+    one_of("image codec", codec, CODECS)
     if not 1 <= quality <= 100:
         raise UserError(f"image quality {quality} is out of range: use 1 to 100")
 
@@ -40,16 +39,13 @@ def encode(image: np.ndarray, codec: str, quality: int = DEFAULT_QUALITY) -> byt
     flags = [_QUALITY_FLAG[codec], quality] if codec in _QUALITY_FLAG else []
     done, blob = cv2.imencode(_EXTENSION[codec], cv2.cvtColor(image, cv2.COLOR_RGB2BGR), flags)
     if not done:
-        raise UserError(
-            f"an image of shape {list(image.shape)} cannot be encoded as {codec}: use another codec"
-        )
+        raise UserError(f"an image {list(image.shape)} cannot be encoded as {codec}: use another codec")
     return blob.tobytes()
 
 
 def decode(blob: bytes, codec: str, shape: tuple[int, int, int]) -> np.ndarray:
     """Decode to a uint8 RGB image of exactly `shape`; a damaged or foreign blob is refused."""
-    if codec not in CODECS:
-        raise UserError(f"unknown image codec {codec!r}: use one of {', '.join(CODECS)}")
+    one_of("image codec", codec, CODECS)
     if codec == "raw":
         if len(blob) != int(np.prod(shape)):
             raise _damaged(blob, codec)

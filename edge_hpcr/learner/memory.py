@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner.checks import check_images, whole_numbers
 from edge_hpcr.learner.codec import DEFAULT_QUALITY, LOSSY_CODECS, check_codec, typical_bytes
 from edge_hpcr.learner.rows import (
@@ -44,8 +44,7 @@ class MemoryConfig:
         budget = self.samples if self.bytes is None else self.bytes
         if not isinstance(budget, int) or budget < 1:
             raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
-        if self.precision not in _PRECISIONS:
-            raise UserError(f"unknown precision {self.precision!r}: use one of {', '.join(_PRECISIONS)}")
+        one_of("precision", self.precision, _PRECISIONS)
         check_codec(self.codec, self.quality)
 
     @property
@@ -120,7 +119,7 @@ class ReplayMemory:
         self.threshold = 1.0
         self.seen = 0
         self._rng = rng
-        self._num_classes = 0
+        self.num_classes = 0
         self._next_id = 0
         self._count = 0
         self._image_bytes = 0
@@ -134,10 +133,6 @@ class ReplayMemory:
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
 
     # What it costs
 
@@ -180,7 +175,7 @@ class ReplayMemory:
         return self._held("label").astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        return np.bincount(self._held("label"), minlength=self._num_classes)
+        return np.bincount(self._held("label"), minlength=self.num_classes)
 
     def _held(self, field: str) -> np.ndarray:
         return self._heads.head(self._count)[field]
@@ -189,14 +184,14 @@ class ReplayMemory:
 
     def add_class(self) -> None:
         """One more class: every row of logits widens, and samples leave if the budget now holds fewer."""
-        if self._num_classes == MAX_CLASSES:
+        if self.num_classes == MAX_CLASSES:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
-        self.check_holds(self._num_classes + 1)
+        self.check_holds(self.num_classes + 1)
         fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
         while self.config.exceeded_by(self._count, self._count * fixed + self._image_bytes):
             self._evict()
         self._trim()
-        self._num_classes += 1
+        self.num_classes += 1
         if self.stores_logits:
             self._logits.widen()
 
@@ -219,8 +214,8 @@ class ReplayMemory:
         check_images(images, *self.image_shape[:2])
         count = len(images)
         labels = whole_numbers(labels, count, "labels")
-        if labels.max() >= self._num_classes:
-            raise UserError(f"a label is outside the {self._num_classes} known classes: add the class first")
+        if labels.max() >= self.num_classes:
+            raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
         if ids is None:
             ids = np.arange(self._next_id, self._next_id + count)
         ids = whole_numbers(ids, count, "ids")
@@ -238,7 +233,7 @@ class ReplayMemory:
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
         for row, image in offer.images.items():
             if offer.keys[row] < self.threshold:
-                head = (offer.ids[row], offer.labels[row], self._num_classes)
+                head = (offer.ids[row], offer.labels[row], self.num_classes)
                 self._append(head, image, offer.logits[row], offer.features[row])
                 self._shrink()
 
@@ -295,7 +290,7 @@ class ReplayMemory:
             heads["known"] -= heads["known"] > column
         if self.stores_logits:
             self._logits.delete_column(column)
-        self._num_classes -= 1
+        self.num_classes -= 1
         return removed
 
     def resize(self, config: MemoryConfig) -> None:
@@ -308,7 +303,7 @@ class ReplayMemory:
         sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
         fixed = self._fixed_bytes(config, self._logits.shape[0])
         mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.image_shape, config.codec)
-        self._check_holds_classes(config, max(1, self._num_classes), fixed + mean)
+        self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
         growth = config.capacity(fixed + mean) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
         self.threshold = min(1.0, self.threshold * max(1.0, growth))
@@ -338,7 +333,7 @@ class ReplayMemory:
             "image_shape": list(self.image_shape),
             "feature_size": self.feature_size,
             "stores_logits": self.stores_logits,
-            "num_classes": self._num_classes,
+            "num_classes": self.num_classes,
             "threshold": self.threshold,
             "seen": self.seen,
             "next_id": self._next_id,
@@ -353,12 +348,12 @@ class ReplayMemory:
         try:
             config = MemoryConfig(**meta["config"])
             memory = cls(config, tuple(meta["image_shape"]), meta["feature_size"], meta["stores_logits"], rng)
-            memory._num_classes = int(meta["num_classes"])
+            memory.num_classes = int(meta["num_classes"])
             memory.threshold = float(meta["threshold"])
             memory.seen = int(meta["seen"])
             memory._next_id = int(meta["next_id"])
             if memory.stores_logits:
-                memory._logits = Rows((memory._num_classes,), memory._logits.dtype)
+                memory._logits = Rows((memory.num_classes,), memory._logits.dtype)
             memory._fill(arrays)
         except (KeyError, TypeError) as error:
             raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
@@ -374,7 +369,7 @@ class ReplayMemory:
             check_array(arrays[name], name, rows.dtype, (count, *rows.shape))
             if not np.isfinite(arrays[name]).all():
                 raise UserError(f"the saved memory's {name} are not finite: use an older checkpoint")
-        if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self._num_classes:
+        if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self.num_classes:
             raise UserError("the saved memory has labels outside its classes: use an older checkpoint")
         images = self._images.unpack(arrays, count)
         heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
@@ -490,8 +485,8 @@ class ReplayMemory:
             raise IndexError(f"slots must lie in 0..{self._count - 1}")
 
     def _check_column(self, column: int) -> None:
-        if not 0 <= column < self._num_classes:
-            raise UserError(f"class column {column} is outside the {self._num_classes} known classes")
+        if not 0 <= column < self.num_classes:
+            raise UserError(f"class column {column} is outside the {self.num_classes} known classes")
 
     def _check_numbers(self, values: np.ndarray | None, shape: tuple[int, int], name: str) -> np.ndarray:
         if shape[1] == 0:

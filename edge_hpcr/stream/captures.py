@@ -76,20 +76,14 @@ def refuse_undecodable(place: str, shown: str) -> None:
     try:
         place.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{shown}: the name is not valid UTF-8, which OpenCV cannot open: rename it"
-        ) from error
+        raise UserError(f"{shown}: OpenCV cannot open a name that is not valid UTF-8: rename it") from error
 
 
 def is_image(data: Any) -> bool:
     """A picture as every camera should send it: uint8, three channels, at least a pixel."""
-    return (
-        isinstance(data, np.ndarray)
-        and data.dtype == np.uint8
-        and data.ndim == 3
-        and data.shape[2] == 3
-        and data.size > 0
-    )
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+        return False
+    return data.ndim == 3 and data.shape[2] == 3 and data.size > 0
 
 
 def _is_upright_motion_jpeg(capture: cv2.VideoCapture) -> bool:

@@ -44,11 +44,6 @@ class BadImage(UserError):
     """A file that cannot be used as an image: which one, and why."""
 
 
-def read_image(path: Path, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES) -> np.ndarray:
-    """The image in a regular file, as uint8 RGB `[H, W, 3]`."""
-    return decode_image(read_bytes(path, max_bytes), str(path), max_pixels)
-
-
 def read_bytes(path: Path, max_bytes: int = MAX_BYTES, follow: bool = True) -> bytes:
     """A regular file's contents, if they are not too many; never waits for a pipe or a device."""
     return read_regular(path, max_bytes, lambda reason: _bad(str(path), reason), follow)

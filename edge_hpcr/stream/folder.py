@@ -76,11 +76,7 @@ class Folder(FileStream):
     """All images below a folder; with `labels="folders"`, a first-level sub-folder's name is its images' class."""
 
     def __init__(
-        self,
-        path: Path,
-        labels: str = "none",
-        on_bad_file: BadFile | None = None,
-        fps: float | None = None,
+        self, path: Path, labels: str = "none", on_bad_file: BadFile | None = None, fps: float | None = None
     ) -> None:
         require_folder(path)
         super().__init__(as_text(path), fps)

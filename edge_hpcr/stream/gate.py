@@ -92,9 +92,7 @@ class Gate:
 
         `confident` is the learner's class and calibrated confidence; None if it knows nothing or calls it unknown.
         """
-        self._follow(
-            confident
-        )  # skipped frames count too: "in a row" is said of the stream, not of the queue
+        self._follow(confident)  # of skipped frames too: "in a row" is meant of the stream, not of the queue
         verdict = "queue"
         if self.is_duplicate(hash64):
             verdict = "duplicate"
