@@ -367,6 +367,15 @@ def test_the_memory_is_resized_between_two_steps_and_not_within_one(small_learne
     assert learner.memory.config == smaller and len(learner.memory) <= 5
 
 
+def test_without_views_nothing_is_drawn_for_them(small_learner, digit_batches):
+    learner = small_learner(method="finetune", views=False)
+    first, second = digit_batches([0, 1], 2)
+    learner.observe(*first)
+    before = learner.rng.bit_generator.state
+    learner.observe(*second)
+    assert learner.step == 2 and learner.rng.bit_generator.state == before
+
+
 def test_another_decay_of_the_average_counts_from_the_next_step_on(small_learner):
     learner = small_learner(ema_decay=0.9)
     average = learner.average

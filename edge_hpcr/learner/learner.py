@@ -306,7 +306,7 @@ class Learner:
         """The incoming and the replayed group through the network, each followed by its augmented views."""
         views = 2 if self.config.views else 1
         plain = self.to_device(np.concatenate([images, replay.images]))
-        shown = [plain, augment(plain, self.rng, self.config.augment)][:views]
+        shown = [plain, augment(plain, self.rng, self.config.augment)] if self.config.views else [plain]
         split = [len(images), len(replay.ids)]
         parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
         inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
