@@ -1,30 +1,27 @@
 """The page: the strip on top, and the tabs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import gradio as gr
 
 from app.studio import Studio
-from app.tabs import accuracy, benchmarks, classes, memory, models, review, settings, teach
+from app.tabs import accuracy, benchmarks, memory, models, settings
+from app.tabs.parts import PLAIN
 
-TITLE = "Edge HPCR"
 HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/edge/static/style.css">
 <script type="module" src="/edge/static/edge.js"></script>
 """
-TABS: tuple[tuple[str, str, Callable[[Studio, gr.Tab], None]], ...] = (
-    ("teach", "Teach", teach.build),
-    ("review", "Review", review.build),
-    ("accuracy", "Accuracy", accuracy.build),
-    ("memory", "Memory", memory.build),
-    ("classes", "Classes", classes.build),
-    ("models", "Models", models.build),
-    ("benchmarks", "Benchmarks", benchmarks.build),
-    ("settings", "Settings", settings.build),
-)
+# A tab without a function is drawn by the script of its name in static/.
+TABS = {
+    "Teach": None,
+    "Review": None,
+    "Accuracy": accuracy.build,
+    "Memory": memory.build,
+    "Classes": None,
+    "Models": models.build,
+    "Benchmarks": benchmarks.build,
+    "Settings": settings.build,
+}
 
 
 def theme() -> gr.themes.Base:
@@ -39,10 +36,16 @@ def theme() -> gr.themes.Base:
 
 def build(studio: Studio) -> gr.Blocks:
     # Files that Gradio keeps of uploads are looked at every ten minutes, and gone within the hour.
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as page:
-        gr.HTML('<div id="strip"></div>', padding=False, apply_default_css=False)
+    with gr.Blocks(
+        title="Edge HPCR", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
+    ) as page:
+        gr.HTML('<div id="strip"></div>', **PLAIN)
         with gr.Tabs(elem_id="tabs"):
-            for name, label, build_tab in TABS:
+            for label, build_tab in TABS.items():
+                name = label.lower()
                 with gr.Tab(label, id=name, elem_id=f"tab-{name}") as tab:
-                    build_tab(studio, tab)
+                    if build_tab:
+                        build_tab(studio, tab)
+                    else:
+                        gr.HTML(f'<div id="{name}" aria-label="{label}"></div>', **PLAIN)
     return page

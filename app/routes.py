@@ -86,8 +86,8 @@ class Answers:
         return JSONResponse({"wanted": self._studio.push_browser_frame(image)})
 
     async def act(self, request: Request) -> Response:
-        action = actions.parsed(await _body(request, LARGEST_ACTION))
-        done = await run_in_threadpool(action.perform, self._studio)
+        body = await _body(request, LARGEST_ACTION)
+        done = await run_in_threadpool(actions.perform, self._studio, body)
         # Fresh, or a page would show what was before its own action.
         now = await run_in_threadpool(self._studio.state, fresh=True)
         return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)

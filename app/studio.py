@@ -1,16 +1,17 @@
 """What all pages share: one workspace, its learner, the source that feeds it, its publisher and its benchmarks.
 
-Pages come and go; this stays. Every method may be called from any thread, and says what is wrong as a `UserError`.
+Every method may be called from any thread, and raises a `UserError` for bad input.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
 
 from app.bench_runs import BenchRuns
 from app.browser_camera import SPEC as BROWSER
@@ -31,8 +32,17 @@ from export.publish.policy import Policy
 from export.publish.publisher import Publisher
 from export.publish.versions import latest_or_none
 
-LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+# What a page may send; `app/actions.py` checks the methods' arguments by these, and refuses others by the description.
+WHOLE, MOST_IDS = "a whole number", 5000
+Id = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE)]
+ClassId = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE, alias="class")]
+Ids = Annotated[
+    list[Annotated[int, Field(gt=0, lt=2**53)]],
+    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
+]
+Text = Annotated[str, Field(max_length=2000, description="a text")]
+Flag = Annotated[bool, Field(description="true or false")]
 
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
@@ -73,7 +83,7 @@ class Studio:
         # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
         self._labelling = threading.RLock()
         self._publishing = threading.Lock()
-        self._retired: list[Publisher] = []  # told to stop, and perhaps with a last version under way
+        self._retired: list[Publisher] = []  # stopping, perhaps with a last version under way
         self._stating = threading.Lock()
         self._state: dict[str, Any] = {}
         self._stated_at = 0.0
@@ -87,7 +97,7 @@ class Studio:
         try:
             self.feeder.choose(settings.source, settings.source_labels)
         except UserError as error:
-            # Yesterday's folder may be gone; the page still opens, and another source can be chosen.
+            # A folder may be gone since; the page still opens, and another source can be chosen.
             self.feeder.problem = str(error)
         self.arrange_publishing()
 
@@ -104,29 +114,37 @@ class Studio:
 
     # Teaching ---------------------------------------------------------------------------------------------------------
 
-    def label_frames(self, numbers: list[int], class_id: int) -> Done:
+    def label_frames(self, frames: Ids, class_id: ClassId) -> Done:
         """Label frames that the page has shown; one action for all of them, on disk when this returns."""
-        if not numbers:
+        if not frames:
             raise UserError("there is no frame yet: choose a source first")
+        return self._label(frames, lambda: class_id)
+
+    def new_class(self, name: Text, frames: Ids | None = None) -> Done:
+        """Make a class, with these frames as its first samples; a name that exists already means that class."""
+        if frames:
+            return self._label(frames, lambda: self.journal.class_named(name))
+        class_id = self.journal.class_named(name)
+        return Done(f"{self.class_name(class_id)}: a class without samples yet", None, class_id)
+
+    def _label(self, frames: list[int], find_class: Callable[[], int]) -> Done:
         with self._labelling:
-            frames = self._still_here(numbers)
-            for frame in frames:
+            shown = self._still_here(frames)
+            for frame in shown:
                 if frame.sample_id is None and frame.digest is not None:
                     frame.sample_id = self.journal.known_source(frame.digest)
-            # The queue may have let go of a sample since; then the frame is taken again.
-            known = [
-                frame for frame in frames if frame.sample_id is not None and self._is_here(frame.sample_id)
-            ]
-            fresh = [frame for frame in frames if frame not in known]
+            # The queue may have dropped a sample since; then the frame is taken again.
+            known = [each for each in shown if each.sample_id is not None and self._is_here(each.sample_id)]
+            fresh = [each for each in shown if each not in known]
+            # A sample that was dropped keeps the file's digest: the one that replaces it has none.
+            digests = [each.digest if each.sample_id is None else None for each in fresh]
             taken = [
-                # The sample that is gone keeps the file's digest, and this one is another sample.
-                Taken(
-                    f.image, f.origin, f.digest if f.sample_id is None else None, f.hash64, f.answer.priority
-                )
-                for f in fresh
+                Taken(each.image, each.origin, digest, each.hash64, each.answer.priority)
+                for each, digest in zip(fresh, digests, strict=True)
             ]
             with self.workspace.taking(taken) as ids:
-                event = self.journal.label([*(f.sample_id or 0 for f in known), *ids], class_id)
+                class_id = find_class()  # in the same transaction: a failure leaves no new class behind
+                event = self.journal.label([*(each.sample_id or 0 for each in known), *ids], class_id)
             for frame, sample_id in zip(fresh, ids, strict=True):
                 frame.sample_id = sample_id
         self.live.notify()
@@ -142,12 +160,12 @@ class Studio:
         return Done(f"{name} saved{many}{kept}", event.seq, class_id, changed)
 
     def _still_here(self, numbers: list[int]) -> list[Shown]:
-        """Of a burst a few may be gone; the others count all the same."""
+        """The frames that are still kept: of a burst, a few may be gone."""
         kept = [frame for frame in map(self.feeder.find, dict.fromkeys(numbers)) if frame is not None]
         return kept or [self.feeder.shown(numbers[0])]
 
-    def hold(self, held: bool, number: int | None = None) -> Done:
-        self.feeder.hold(held, number)
+    def hold(self, held: Flag = False, frame: Id | None = None) -> Done:
+        self.feeder.hold(held, frame)
         return Done("the picture stands still: label it, or Space goes on" if held else "")
 
     def _is_here(self, sample_id: int) -> bool:
@@ -156,16 +174,6 @@ class Studio:
         except UserError:
             return False
         return row.state in ("labelled", "queued", "dismissed") and (row.has_image or row.state == "labelled")
-
-    def new_class(self, name: str, numbers: list[int]) -> Done:
-        """A new class, and these frames as its first samples; a name that exists already means that class."""
-        with self._labelling:
-            if numbers:
-                self._still_here(numbers)  # one that is gone must not leave a class behind
-            class_id = self.journal.class_named(name)
-            if numbers:
-                return self.label_frames(numbers, class_id)
-        return Done(f"{self.class_name(class_id)}: a class without samples yet", None, class_id)
 
     def undo(self) -> Done:
         with self._labelling:
@@ -183,67 +191,64 @@ class Studio:
         samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
         return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
 
-    def clear_problem(self, problem: str) -> Done:
-        """Somebody has read it; it is shown again when it happens again."""
+    def clear_problem(self, problem: Text) -> Done:
+        """Hide a problem until it happens again."""
         self.live.clear_problem(problem)
-        return Done("no longer shown", None, None)
+        return Done("no longer shown")
 
     # Samples and classes ----------------------------------------------------------------------------------------------
 
-    def label_samples(self, ids: list[int], class_id: int) -> Done:
-        event = self.journal.label(ids, class_id)
+    def label_samples(self, samples: Ids, class_id: ClassId) -> Done:
+        event = self.journal.label(samples, class_id)
         self.live.notify()
-        return Done(
-            f"{len(event.moves)} labelled {self.class_name(class_id)}", event.seq, class_id, len(event.moves)
-        )
+        changed = len(event.moves)
+        return Done(f"{changed} labelled {self.class_name(class_id)}", event.seq, class_id, changed)
 
-    def label_samples_as(self, ids: list[int], name: str) -> Done:
-        """As `label_samples`, by the class's name; it is made if there is none of that name yet."""
+    def label_samples_as(self, samples: Ids, name: Text) -> Done:
+        """Label samples by the class's name; the class is made if there is none of that name."""
         with self.journal.transaction():  # a sample that is gone must not leave a class behind
-            return self.label_samples(ids, self.journal.class_named(name))
+            return self.label_samples(samples, self.journal.class_named(name))
 
-    def dismiss(self, ids: list[int]) -> Done:
-        event = self.journal.dismiss(ids)
-        return Done(f"{len(ids)} dismissed", event.seq, None, len(ids))
+    def dismiss(self, samples: Ids) -> Done:
+        event = self.journal.dismiss(samples)
+        return Done(f"{len(samples)} dismissed", event.seq, None, len(samples))
 
-    def delete_samples(self, ids: list[int]) -> Done:
-        event = self.journal.delete_samples(ids)
+    def delete_samples(self, samples: Ids) -> Done:
+        event = self.journal.delete_samples(samples)
         self.live.notify()
-        return Done(f"{len(ids)} deleted", event.seq, None, len(ids))
+        return Done(f"{len(samples)} deleted", event.seq, None, len(samples))
 
-    def create_class(self, name: str) -> Done:
+    def create_class(self, name: Text) -> Done:
         class_id = self.journal.create_class(name)
         return Done(f"{self.class_name(class_id)}: a new class, without labels yet", None, class_id)
 
-    def rename_class(self, class_id: int, name: str) -> Done:
+    def rename_class(self, class_id: ClassId, name: Text) -> Done:
         event = self.journal.rename_class(class_id, name)
         return Done(f"now called {self.class_name(class_id)}", event.seq, class_id)
 
-    def recolour_class(self, class_id: int, colour: str | None) -> Done:
+    def recolour_class(self, class_id: ClassId, colour: Text) -> Done:
         event = self.journal.recolour_class(class_id, colour)
         return Done(f"{self.class_name(class_id)} has a new colour", event.seq, class_id)
 
-    def merge_classes(self, source: int, into: int) -> Done:
-        name = self.class_name(source)
-        moved = self.journal.merge_classes(source, into)
+    def merge_classes(self, class_id: ClassId, into: Id) -> Done:
+        name = self.class_name(class_id)
+        moved = self.journal.merge_classes(class_id, into)
         self.live.notify()
         return Done(f"{name} merged into {self.class_name(into)}: {moved} samples moved", None, into, moved)
 
-    def delete_class(self, class_id: int) -> Done:
+    def delete_class(self, class_id: ClassId) -> Done:
         name = self.class_name(class_id)
         lost = self.journal.delete_class(class_id)
         self.live.notify()
         return Done(f"{name} deleted with {lost} samples; u undoes it", None, None, lost)
 
     def class_name(self, class_id: int) -> str:
-        for row in self.journal.classes():
-            if row.id == class_id:
-                return row.name
-        return f"class {class_id}"
+        names = {row.id: row.name for row in self.journal.classes()}
+        return names.get(class_id, f"class {class_id}")
 
     # Import and export ------------------------------------------------------------------------------------------------
 
-    def import_folder(self, path: str) -> Done:
+    def import_folder(self, path: Text) -> Done:
         return Done(f"importing {self.transfers.import_folder(path).name} …")
 
     def export_samples(self) -> Done:
@@ -255,12 +260,12 @@ class Studio:
 
     # Source, settings, publishing -------------------------------------------------------------------------------------
 
-    def use_source(self, spec: str, labels: str = "none") -> Done:
-        spec = spec.strip()
-        self.feeder.choose(spec, labels)
-        self.workspace.change_settings(source=spec, source_labels=labels)
+    def use_source(self, source: Text, labels: Text = "none") -> Done:
+        source = source.strip()
+        self.feeder.choose(source, labels)
+        self.workspace.change_settings(source=source, source_labels=labels)
         stream = self.feeder.stream
-        return Done(f"source: {stream.name if stream else spec}")
+        return Done(f"source: {stream.name if stream else source}")
 
     def push_browser_frame(self, image: Any) -> bool:
         """False when another source has been chosen since."""
@@ -270,16 +275,16 @@ class Studio:
         return camera is not None
 
     def between_steps(self, look: Callable[[], T], patience: float | None = None) -> T:
-        """Let the learning thread do something short, and wait for it: nobody else may look into the learner."""
+        """Run something short in the learning thread, which alone may look into the learner, and wait for it."""
         asked = self.live.call(look)
         try:
             return asked.result(timeout=PATIENCE if patience is None else patience)
         except TimeoutError as error:
-            asked.cancel()  # it must not happen after the person was told that it did not
+            asked.cancel()  # it must not happen after the refusal
             raise UserError("the learner is busy with a long step: try again in a moment") from error
 
     def change_settings(self, **changes: object) -> Settings:
-        """Kept once they are accepted; those that the learner reads at its start count from the next one."""
+        """Change settings and keep them; some take effect at the next start only."""
         if "device" in changes:
             resolve_device(str(changes["device"]))  # refused now, and not at the next start
         if {"image_size", "method"} & changes.keys():
@@ -291,7 +296,7 @@ class Studio:
         return settings
 
     def _change_learner(self, changes: dict[str, object]) -> Settings:
-        """Another size or method means another network, which is possible as long as this one has learned nothing."""
+        """Change the size or the method, and with it the network: only as long as it has learned nothing."""
 
         def change() -> Settings:
             before = {name: getattr(self.workspace.settings, name) for name in changes}
@@ -303,7 +308,7 @@ class Studio:
                 raise
             return settings
 
-        # By the thread that learns: no label can come in between.
+        # In the learning thread: no label can come in between.
         return self.between_steps(change)
 
     def policy(self) -> Policy:
@@ -313,12 +318,11 @@ class Studio:
     def arrange_publishing(self) -> None:
         """Start, change or end periodic publishing, as the settings say."""
         with self._publishing:
-            self._retired = [
-                each for each in self._retired if each.status().phase not in ("stopped", "failed")
-            ]
+            ended = ("stopped", "failed")
+            self._retired = [each for each in self._retired if each.status().phase not in ended]
             if self.publisher is not None:
                 self._retired.append(self.publisher)
-                # It finishes the version under way, for which nobody who changes a setting should wait.
+                # In a thread: it finishes the version under way, which takes time.
                 threading.Thread(target=self.publisher.stop, name="publisher's end", daemon=True).start()
             self.publisher = None
             settings = self.workspace.settings
@@ -344,7 +348,7 @@ class Studio:
     def _make_state(self) -> dict[str, Any]:
         status = self.live.status()
         counts = self.journal.counts()
-        held_out = status["held_out"]
+        share, measured = (status["held_out"][name] for name in ("accuracy", "samples"))
         return {
             "phase": self.live.phase,
             "step": status["step"],
@@ -352,21 +356,10 @@ class Studio:
             "waiting": status["labels_waiting"],
             "queue": counts.queued,
             "memory": {"used": status["memory"]["bytes"]["total"], "budget": status["memory"]["budget"]},
-            "held_out": {
-                "accuracy": held_out["accuracy"],
-                "samples": held_out["samples"],
-                "text": accuracy_text(held_out["accuracy"], held_out["samples"]),
-            },
+            "held_out": {"accuracy": share, "samples": measured, "text": accuracy_text(share, measured)},
             "model": self._version(),
             "classes": [
-                {
-                    "id": row.id,
-                    "name": row.name,
-                    "colour": colour_of(row.id, row.colour),
-                    "labels": row.labels,
-                    "held_out": row.held_out,
-                }
-                for row in self.journal.classes()
+                {**asdict(row), "colour": colour_of(row.id, row.colour)} for row in self.journal.classes()
             ],
             "source": self._source_state(),
             "frame": self._frame_state(),
@@ -383,24 +376,18 @@ class Studio:
         return self._latest_version
 
     def _source_state(self) -> dict[str, Any]:
-        feeder = self.feeder
-        stream = feeder.stream
+        feeder, stream = self.feeder, self.feeder.stream
         if stream is None:
-            return {
-                "spec": "",
-                "name": "no source",
-                "phase": "closed",
-                "message": feeder.problem or "",
-                "browser": False,
-            }
+            none = {"spec": "", "name": "no source", "phase": "closed", "browser": False}
+            return {**none, "message": feeder.problem or ""}
         state = stream.state()
-        message = "it has shown everything" if feeder.ended else state.message
+        phase, message = (
+            ("ended", "it has shown everything") if feeder.ended else (state.phase, state.message)
+        )
         return {
-            "spec": feeder.spec
-            if feeder.spec in (BROWSER, "digits")
-            else "other",  # an address may hold a password
+            "spec": feeder.spec if feeder.spec in (BROWSER, "digits") else "other",  # it may hold a password
             "name": stream.name,
-            "phase": "ended" if feeder.ended else state.phase,
+            "phase": phase,
             "message": feeder.problem or message,
             "dropped": state.dropped,
             "bad": state.bad,

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import review
-from app.actions import parsed
+from app import actions, review
+from app.feeder import Shown, encoded
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.suspicious import Suspicion
 from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Taken, Workspace
@@ -21,7 +22,7 @@ APART = [0, 0xFFFF, 0xFFFF_0000, 0xFFFF_0000_0000]  # hashes of which no two are
 
 def perform(studio, action):
     """As a page asks for it."""
-    return parsed(json.dumps(action).encode()).perform(studio)
+    return actions.perform(studio, json.dumps(action).encode())
 
 
 @pytest.fixture
@@ -221,6 +222,18 @@ def test_a_selection_with_a_sample_that_is_gone_leaves_no_class_behind(studio):
     with pytest.raises(UserError, match=f"unknown sample {ids[0]}"):
         perform(studio, {"do": "label_samples_as", "samples": ids, "name": "mug"})
     assert names(studio) == {} and shown(studio) == ids[1:]
+
+
+def test_a_class_whose_first_image_cannot_be_stored_is_not_made(studio):
+    image = np.zeros((8, 8, 3), np.uint8)
+    answer = Answer(((1, 1.0),), 0.0, True)
+    studio.feeder._shown[1] = Shown(1, image, "test", None, 0, "take", answer, None, *encoded(image))
+    folder = studio.workspace.files.folder
+    folder.rename(folder.with_name("aside"))
+    folder.write_text("in the way")
+    with pytest.raises(UserError, match="cannot keep an image"):
+        perform(studio, {"do": "new_class", "name": "mug", "frames": [1]})
+    assert names(studio) == {}
 
 
 def test_dismissed_and_deleted_samples_leave_their_view_and_undo_brings_them_back(studio):

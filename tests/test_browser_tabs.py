@@ -186,7 +186,12 @@ def test_classes_are_renamed_merged_deleted_and_brought_back(app, browser):
 
 
 def test_accuracy_says_on_how_many_samples_it_rests(app, browser):
-    wait_for(lambda: app.server.studio.live.status()["held_out"]["samples"] > 0, "a test on held-out samples")
+    live = app.server.studio.live
+    # No more learning: a cell shows what is answered now, and the matrix what the last test found.
+    app.server.studio.change_settings(idle_share=0.0)
+    wait_for(
+        lambda: live.phase == "idle" and live.self_test.held_out.step == live.learner.step, "a last test"
+    )
     page = open_page(browser, app, "Accuracy")
     expect(page.locator("#accuracy-summary")).to_contain_text(re.compile(r"n ?= ?\d+, few samples"))
     cell = page.locator("#accuracy-confusion button").first
@@ -201,16 +206,16 @@ def test_the_memory_is_made_smaller_after_a_warning(app, browser):
     expect(page.locator("#memory-preview")).to_contain_text("nothing would be dropped")
     before = app.server.studio.live.status()["memory"]["samples"]
     budget = page.locator("#memory-budget input, #memory-budget textarea").first
-    budget.fill("20KB")
+    budget.fill("10KB")  # 33 samples of 530 bytes do not fit
     expect(page.locator("#memory-preview")).to_contain_text("would be dropped, chosen at random")
     page.locator("#memory-apply").click()
     page.locator("#memory-confirm").click()
-    wait_for(lambda: app.server.studio.live.status()["memory"]["budget"] == 20_000, "the smaller budget")
+    wait_for(lambda: app.server.studio.live.status()["memory"]["budget"] == 10_000, "the smaller budget")
     after = app.server.studio.live.status()["memory"]
     assert after["samples"] < before
-    assert after["bytes"]["total"] <= 20_000
+    assert after["bytes"]["total"] <= 10_000
     with app.look() as workspace:
-        assert workspace.settings.memory_bytes == 20_000
+        assert workspace.settings.memory_bytes == 10_000
 
 
 def test_a_bad_setting_is_refused_and_a_good_one_is_kept(app, browser):

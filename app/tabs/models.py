@@ -17,7 +17,7 @@ from app.feeder import encoded
 from app.palette import colour_of
 from app.published import Models, Publication, Version, read_upload
 from app.studio import Studio
-from app.tabs.parts import follow_when_shown, saying_errors, tick_while_shown
+from app.tabs.parts import PLAIN, QUIET, follow_when_shown, saying_errors, tick_while_shown, whole
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.sample_files import shrink
@@ -30,8 +30,7 @@ TICK_SECONDS = 1.0
 NAMES_SHOWN = 6
 EMPTY = "No version is published yet. Teach a class or two, then press Publish now: devices can use the model from then on."
 LATENCY_NOTE = (
-    "Latency: one picture, the model alone, on one thread of this machine's CPU while the learner goes on; the median "
-    "of 50 runs."
+    "Latency: the median of 50 runs of the model alone, one picture, one thread of this machine's CPU."
 )
 VARIANT_NAMES = {"fp32": "FP32", "int8": "INT8", "fp16": "FP16"}
 
@@ -42,35 +41,35 @@ VARIANT_NAMES = {"fp32": "FP32", "int8": "INT8", "fp16": "FP16"}
 def versions_html(models: Models, versions: list[Version]) -> str:
     if not versions:
         return f'<p class="models-empty">{EMPTY}</p>'
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in ("Version", "Held-out accuracy", "Classes", "Step", "Published", "Files")
+    rows = [_cells(models, version) for version in versions]
+    head = "".join(f"<th>{name}</th>" for name in rows[0])
+    body = "".join(
+        f'<tr data-version="{version.number}" class="{"current" if version.current else ""}">'
+        + "".join(f'<td data-label="{label}"><div>{cell}</div></td>' for label, cell in cells.items())
+        + "</tr>"
+        for version, cells in zip(versions, rows, strict=True)
     )
-    rows = "".join(_row(models, version) for version in versions)
     return (
-        f'<table class="models-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<table class="models-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         f'<p class="models-note">{LATENCY_NOTE}</p>'
     )
 
 
-def _row(models: Models, version: Version) -> str:
+def _cells(models: Models, version: Version) -> dict[str, str]:
     manifest = version.manifest
     mark = ' <strong class="models-current">✓ current</strong>' if version.current else ""
     mark += ' <em class="models-left">rolled back from</em>' if version.rolled_back_from else ""
     names = [each.name for each in manifest.classes]
-    listed = ", ".join(names[:NAMES_SHOWN]) + (
-        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    )
-    cells = {
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    listed = escape(", ".join(names[:NAMES_SHOWN]) + more)
+    return {
         "Version": f"<b>v{version.number}</b>{mark}",
         "Held-out accuracy": escape(version.accuracy),
-        "Classes": f'{len(names)}: <span class="models-names">{escape(listed)}</span>',
+        "Classes": f'{len(names)}: <span class="models-names">{listed}</span>',
         "Step": f"{manifest.step:,}",
         "Published": escape(manifest.created.replace("T", " ").replace("Z", " UTC")),
         "Files": _files(models, version),
     }
-    row = "".join(f'<td data-label="{label}"><div>{cell}</div></td>' for label, cell in cells.items())
-    return f'<tr data-version="{version.number}" class="{"counting" if version.current else ""}">{row}</tr>'
 
 
 def _files(models: Models, version: Version) -> str:
@@ -121,28 +120,23 @@ def commands_html(workspace: Path) -> str:
     folder = shlex.quote(str(workspace.resolve()))
     exports = shlex.quote(str((workspace / "exports").resolve()))
     port = DEFAULT_PORT
-    steps = [
-        (
-            "Classify on this machine; the camera is number 0",
-            f"python -m export.runtime --models {exports} --source 0",
+    steps = {
+        "Classify on this machine; the camera is number 0": f"python -m export.runtime --models {exports} --source 0",
+        "Give models to devices in your network (write a long random text into token.txt first)": (
+            f"python -m export serve --workspace {folder} --host 0.0.0.0 --port {port} --token token.txt"
         ),
-        (
-            "Give models to devices in your network (write a long random text into token.txt first)",
-            f"python -m export serve --workspace {folder} --host 0.0.0.0 --port {port} --token token.txt",
-        ),
-        (
-            "Classify on a device: it needs the folder export/ with its requirements, no PyTorch; THIS-MACHINE is this "
-            "machine's name or address",
+        "Classify on a device: it needs the folder export/ with its requirements, no PyTorch; THIS-MACHINE is this "
+        "machine's name or address": (
             "pip install -r export/requirements.txt\n"
-            f"python -m export.runtime --models http://THIS-MACHINE:{port} --source 0 --token token.txt",
+            f"python -m export.runtime --models http://THIS-MACHINE:{port} --source 0 --token token.txt"
         ),
-        (
-            "The variant in 8 bits, where a version has it",
-            f"python -m export.runtime --models {exports} --source 0 --variant int8",
+        "The variant in 8 bits, where a version has it": (
+            f"python -m export.runtime --models {exports} --source 0 --variant int8"
         ),
-    ]
+    }
     listed = "".join(
-        f"<li>{escape(what)}:<pre><code>{escape(command)}</code></pre></li>" for what, command in steps
+        f"<li>{escape(what)}:<pre><code>{escape(command)}</code></pre></li>"
+        for what, command in steps.items()
     )
     return (
         f'<ol class="models-commands">{listed}</ol><p>A device prints a JSON line for each frame, changes to a new version '
@@ -156,9 +150,9 @@ def answer_html(version: Version, variant: str, result: Result, image: np.ndarra
     picture, media_type = encoded(shrink(image))
     address = f"data:{media_type};base64,{base64.b64encode(picture).decode()}"
     bars = "".join(
-        f'<li><span class="models-name" title="{escape(label.name)}">{escape(label.name)}</span><span class="models-bar" aria-hidden="true"><span '
-        f'style="width:{100 * label.confidence:.1f}%;background:{colours[label.id]}"></span></span>'
-        f"<span>{100 * label.confidence:.0f} %</span></li>"
+        f'<li class="answer"><span class="answer-name" title="{escape(label.name)}">{escape(label.name)}</span>'
+        f'<span class="answer-bar" aria-hidden="true"><span style="width:{100 * label.confidence:.1f}%;'
+        f'background:{colours[label.id]}"></span></span><span>{100 * label.confidence:.0f} %</span></li>'
         for label in result.top
     )
     unknown = ""
@@ -175,96 +169,23 @@ def answer_html(version: Version, variant: str, result: Result, image: np.ndarra
 # What can be done -----------------------------------------------------------------------------------------------------
 
 
-class Actions:
-    """What the tab's buttons do; each returns what the tab then shows."""
-
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
-        self._models = studio.models
-
-    @saying_errors
-    def show(self, was: str) -> list[Any]:
-        return self._shown(was)
-
-    def _shown(self, was: str) -> list[Any]:
-        versions = self._models.versions()
-        publication = self._models.publication
-        publisher = self._studio.publisher
-        settings = self._studio.workspace.settings
-        sentence = periodic_text(
-            settings.publish_steps,
-            settings.publish_seconds,
-            None if publisher is None else publisher.status(),
-        )
-        now = ",".join(f"{each.number}{'*' if each.current else ''}" for each in versions)
-        return [
-            versions_html(self._models, versions),
-            publication_html(publication),
-            gr.update(visible=publication.phase == "refused"),
-            f"<p>{escape(sentence)}</p>",
-            # Only when something has changed: a list that somebody has opened must not close under their hands.
-            *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
-            now,
-        ]
-
-    @saying_errors
-    def open(self) -> list[Any]:
-        self._models.measure([each.number for each in self._models.versions() if each.current])
-        return self._shown("")
-
-    @saying_errors
-    def publish(self, with_int8: bool, was: str) -> list[Any]:
-        self._models.publish(with_int8)
-        return self._shown(was)
-
-    @saying_errors
-    def publish_anyway(self, with_int8: bool, was: str) -> list[Any]:
-        self._models.publish(with_int8, force=True)
-        return self._shown(was)
-
-    @saying_errors
-    def measure(self, was: str) -> list[Any]:
-        numbers = [each.number for each in self._models.versions()]
-        if not numbers:
-            raise UserError("there is no version to measure yet: publish one first")
-        self._models.measure(numbers)
-        gr.Info(
-            f"Measuring {len(numbers)} version{'s' if len(numbers) > 1 else ''}; the times appear in the list."
-        )
-        return self._shown(was)
-
-    @saying_errors
-    def roll(self, version: int | None, was: str) -> list[Any]:
-        if version is None:
-            raise UserError("choose a version first")
-        manifest = self._models.roll_to(int(version))
-        gr.Info(f"Version {manifest.version} is current; devices change to it.")
-        return self._shown(was)
-
-
 def build(studio: Studio, tab: gr.Tab) -> None:
-    actions = Actions(studio)
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    listing = gr.HTML(
-        versions_html(studio.models, []), elem_id="models-versions", padding=False, apply_default_css=False
-    )
+    models = studio.models
+    button: dict[str, Any] = {"min_width": 200, "scale": 0}
+    listing = gr.HTML(versions_html(models, []), elem_id="models-versions", **PLAIN)
     with gr.Row(elem_classes="models-actions"):
-        publish_button = gr.Button(
-            "Publish now", variant="primary", elem_id="models-publish", min_width=160, scale=0
-        )
+        publish_button = gr.Button("Publish now", variant="primary", elem_id="models-publish", **button)
         anyway_button = gr.Button(
             "Publish anyway", visible=False, elem_id="models-publish-anyway", min_width=140
         )
-        measure_button = gr.Button("Measure latency", elem_id="models-measure", min_width=200, scale=0)
+        measure_button = gr.Button("Measure latency", elem_id="models-measure", **button)
         int8 = gr.Checkbox(
             label="with an INT8 variant",
             info="kept only if it is faster here and as accurate; needs 20 held-out samples",
             elem_id="models-int8",
             min_width=200,
         )
-    status = gr.HTML(
-        publication_html(Publication()), elem_id="models-status", padding=False, apply_default_css=False
-    )
+    status = gr.HTML(publication_html(Publication()), elem_id="models-status", **PLAIN)
     with gr.Row(elem_classes="models-actions"):
         target = gr.Dropdown(
             [],
@@ -273,96 +194,127 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             elem_id="models-target",
             min_width=200,
         )
-        roll_button = gr.Button("Let this version count", elem_id="models-roll", min_width=260, scale=0)
+        roll_button = gr.Button("Make this version current", elem_id="models-roll", min_width=260, scale=0)
     with gr.Accordion("Publish by itself", open=False, elem_id="models-periodic"):
-        periodic = _build_periodic(studio, tab, quiet)
+        periodic = _build_periodic(studio, tab)
     with gr.Accordion("Try a picture", open=False, elem_id="models-try"):
-        tried = _build_trial(studio, quiet)
+        tried = _build_trial(studio)
     with gr.Accordion("On a device", open=False, elem_id="models-device"):
-        gr.HTML(commands_html(studio.workspace.path), padding=False, apply_default_css=False)
-
-    seen = gr.State("")
+        gr.HTML(commands_html(studio.workspace.path), **PLAIN)
+    seen = gr.State("")  # the versions that the two lists offer
     timer = gr.Timer(TICK_SECONDS, active=False)
     outputs = [listing, status, anyway_button, periodic, target, tried, seen]
 
+    def show(was: str) -> list[Any]:
+        versions, publisher, settings = models.versions(), studio.publisher, studio.workspace.settings
+        sentence = periodic_text(
+            settings.publish_steps, settings.publish_seconds, publisher.status() if publisher else None
+        )
+        now = ",".join(f"{each.number}{'*' if each.current else ''}" for each in versions)
+        return [
+            versions_html(models, versions),
+            publication_html(models.publication),
+            gr.update(visible=models.publication.phase == "refused"),
+            f"<p>{escape(sentence)}</p>",
+            # Only when something has changed: a list that somebody has opened must not close under their hands.
+            *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
+            now,
+        ]
+
+    def open_tab() -> list[Any]:
+        models.measure([each.number for each in models.versions() if each.current])
+        return show("")
+
+    def publish(with_int8: bool, was: str) -> list[Any]:
+        models.publish(with_int8)
+        return show(was)
+
+    def publish_anyway(with_int8: bool, was: str) -> list[Any]:
+        models.publish(with_int8, force=True)
+        return show(was)
+
+    def measure(was: str) -> list[Any]:
+        numbers = [each.number for each in models.versions()]
+        if not numbers:
+            raise UserError("there is no version to measure yet: publish one first")
+        models.measure(numbers)
+        plural = "s" if len(numbers) > 1 else ""
+        gr.Info(f"Measuring {len(numbers)} version{plural}; the times appear in the list.")
+        return show(was)
+
+    def roll(version: int | None, was: str) -> list[Any]:
+        if version is None:
+            raise UserError("choose a version first")
+        manifest = models.roll_to(int(version))
+        gr.Info(f"Version {manifest.version} is current; devices change to it.")
+        return show(was)
+
     tick_while_shown(tab, timer)
-    timer.tick(actions.show, seen, outputs, **quiet)
-    tab.select(actions.open, None, outputs, **quiet)
-    publish_button.click(actions.publish, [int8, seen], outputs, **quiet)
-    anyway_button.click(actions.publish_anyway, [int8, seen], outputs, **quiet)
-    measure_button.click(actions.measure, seen, outputs, **quiet)
-    roll_button.click(actions.roll, [target, seen], outputs, **quiet)
+    timer.tick(saying_errors(show), seen, outputs, **QUIET)
+    tab.select(saying_errors(open_tab), None, outputs, **QUIET)
+    publish_button.click(saying_errors(publish), [int8, seen], outputs, **QUIET)
+    anyway_button.click(saying_errors(publish_anyway), [int8, seen], outputs, **QUIET)
+    measure_button.click(saying_errors(measure), seen, outputs, **QUIET)
+    roll_button.click(saying_errors(roll), [target, seen], outputs, **QUIET)
 
 
 def _choices(versions: list[Version]) -> list[Any]:
     """For the two lists of versions."""
     choices = [(f"v{each.number}{', current' if each.current else ''}", each.number) for each in versions]
     others = [each.number for each in versions if not each.current]
-    counting = next((each.number for each in versions if each.current), None)
+    current = next((each.number for each in versions if each.current), None)
     return [
-        gr.update(choices=choices, value=others[0] if others else counting),
-        gr.update(choices=choices, value=counting),
+        gr.update(choices=choices, value=others[0] if others else current),
+        gr.update(choices=choices, value=current),
     ]
 
 
-PERIODIC = (
-    (
-        "steps",
+PERIODIC = {
+    "steps": (
         "Every so many steps of learning",
         "or seconds, whichever comes first; 0 and 0: by hand only. FP32 files only.",
     ),
-    ("seconds", "Every so many seconds", "whenever there is something new"),
-    (
-        "most-drop",
+    "seconds": ("Every so many seconds", "whenever there is something new"),
+    "most-drop": (
         "Most loss, in points of accuracy",
         "a model that recognises fewer held-out samples than that is not published (not by hand either, unless you insist)",
     ),
-    ("keep", "Versions kept", "older ones are removed when a new one is published"),
-)
+    "keep": ("Versions kept", "older ones are removed when a new one is published"),
+}
 
 
-def _build_periodic(studio: Studio, tab: gr.Tab, quiet: dict[str, Any]) -> gr.HTML:
+def _build_periodic(studio: Studio, tab: gr.Tab) -> gr.HTML:
     def load() -> list[Any]:
         now = studio.workspace.settings
-        return [
-            now.publish_steps,
-            now.publish_seconds,
-            round(100 * now.publish_most_drop, 4),
-            now.publish_keep,
-        ]
+        points = round(100 * now.publish_most_drop, 4)
+        return [now.publish_steps, now.publish_seconds, points, now.publish_keep]
 
     with gr.Row():
         fields = [
             gr.Number(value, label=label, info=info, elem_id=f"models-{name}", min_width=160)
-            for value, (name, label, info) in zip(load(), PERIODIC, strict=True)
+            for value, (name, (label, info)) in zip(load(), PERIODIC.items(), strict=True)
         ]
     with gr.Row():
         save_button = gr.Button("Save", elem_id="models-save-policy", scale=0, min_width=160)
-    sentence = gr.HTML("", elem_id="models-periodic-status", padding=False, apply_default_css=False)
+    sentence = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
 
     @saying_errors
-    def save(
-        learned: float | None, every: float | None, points: float | None, kept: float | None
-    ) -> list[Any]:
+    def save(steps: float | None, seconds: float | None, points: float | None, keep: float | None) -> Any:
         studio.change_settings(
-            publish_steps=_whole(learned),
-            publish_seconds=_whole(every),
+            publish_steps=whole(steps),
+            publish_seconds=whole(seconds),
             publish_most_drop=points / 100 if points is not None else None,
-            publish_keep=_whole(kept),
+            publish_keep=whole(keep),
         )
         gr.Info("Saved.")
         return [*load(), load()]
 
-    _, shown = follow_when_shown(tab, fields, load, quiet)
-    save_button.click(save, fields, [*fields, shown], **quiet)
+    _, shown = follow_when_shown(tab, fields, load, QUIET)
+    save_button.click(save, fields, [*fields, shown], **QUIET)
     return sentence
 
 
-def _whole(value: float | None) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _build_trial(studio: Studio, quiet: dict[str, Any]) -> gr.Dropdown:
+def _build_trial(studio: Studio) -> gr.Dropdown:
     with gr.Row():
         version = gr.Dropdown([], label="Version", elem_id="models-try-version", min_width=160)
         variant = gr.Radio(
@@ -382,7 +334,7 @@ def _build_trial(studio: Studio, quiet: dict[str, Any]) -> gr.Dropdown:
             min_width=240,
         )
         frame_button = gr.Button("Use the current frame", elem_id="models-try-frame", min_width=260, scale=0)
-    answer = gr.HTML("", elem_id="models-answer", padding=False, apply_default_css=False)
+    answer = gr.HTML("", elem_id="models-answer", **PLAIN)
 
     def ask(number: int | None, kind: str, image: np.ndarray) -> str:
         if number is None:
@@ -393,8 +345,7 @@ def _build_trial(studio: Studio, quiet: dict[str, Any]) -> gr.Dropdown:
         if kind not in found.files:
             reason = found.manifest.missing_variants.get(kind, "it was not asked for when it was published")
             raise UserError(f"version {number} has no {VARIANT_NAMES.get(kind, 'such')} file: {reason}")
-        result = studio.models.answer(found.number, kind, image)
-        return answer_html(found, kind, result, image)
+        return answer_html(found, kind, studio.models.answer(found.number, kind, image), image)
 
     def answered(number: int | None, kind: str, image: Callable[[], np.ndarray]) -> str:
         """The answer, or in its place why there is none: an older one would be taken for this picture's."""
@@ -416,6 +367,6 @@ def _build_trial(studio: Studio, quiet: dict[str, Any]) -> gr.Dropdown:
             raise UserError("there is no current frame: choose a source on Teach")
         return answered(number, kind, lambda: shown.image)
 
-    upload.upload(try_upload, [upload, version, variant], [upload, answer], **quiet)
-    frame_button.click(try_frame, [version, variant], answer, **quiet)
+    upload.upload(try_upload, [upload, version, variant], [upload, answer], **QUIET)
+    frame_button.click(try_frame, [version, variant], answer, **QUIET)
     return version

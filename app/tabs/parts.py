@@ -17,6 +17,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 QUIET: Any = {"show_progress": "hidden", "api_visibility": "private"}
 WRONG = "something went wrong here; the program's log says what"
+PLAIN: Any = {"padding": False, "apply_default_css": False}  # for gr.HTML
+
+
+def whole(value: Any) -> Any:
+    """A whole number as an int: Gradio's number fields give floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def saying_errors(handler: Callable[P, R]) -> Callable[P, R]:
