@@ -54,24 +54,18 @@ class TestThenTrain:
 
     def summary(self) -> dict[str, Any]:
         labels = self.seen.total()
+        recent = float(np.mean(self.recent)) if self.recent else None
         return {
             "labels": labels,
             "accuracy": self.right.total() / labels if labels else None,
-            "recent": {
-                "labels": len(self.recent),
-                "accuracy": float(np.mean(self.recent)) if self.recent else None,
-            },
+            "recent": {"labels": len(self.recent), "accuracy": recent},
             "classes": {c: {"labels": n, "accuracy": self.right[c] / n} for c, n in self.seen.items()},
             "curve": self.curve,
         }
 
     def state(self) -> dict[str, Any]:
-        return {
-            "seen": list(self.seen.items()),
-            "right": list(self.right.items()),
-            "recent": list(self.recent),
-            "curve": self.curve,
-        }
+        seen, right = list(self.seen.items()), list(self.right.items())
+        return {"seen": seen, "right": right, "recent": list(self.recent), "curve": self.curve}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> TestThenTrain:
@@ -118,11 +112,9 @@ class HeldOut:
             right[true] += count if true == answer else 0
         found = {}
         for class_id, samples in totals.items():
-            recall = right[class_id] / samples
-            best, best_samples = self.best.get(class_id, (-1.0, 0))
-            if recall >= best:
-                best, best_samples = recall, samples
-            found[class_id] = ClassRecall(samples, recall, best, best_samples)
+            recall, before = right[class_id] / samples, self.best.get(class_id, (-1.0, 0))
+            best = (recall, samples) if recall >= before[0] else before
+            found[class_id] = ClassRecall(samples, recall, *best)
         return found
 
     def drop(self, class_id: int) -> None:
@@ -140,12 +132,7 @@ class HeldOut:
         }
 
     def state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "confusion": self.confusion,
-            "best": list(self.best.items()),
-            "curve": self.curve,
-        }
+        return {**vars(self), "best": list(self.best.items())}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> HeldOut:
@@ -182,10 +169,8 @@ def balanced(members: dict[int, list[int]], most: int) -> list[int]:
     >>> balanced({7: [1, 2, 3, 4], 8: [5]}, 3)
     [5, 4, 3]
     """
-    newest_first = {class_id: sorted(ids, reverse=True) for class_id, ids in sorted(members.items())}
-    ranked = sorted(
-        (place, -sample_id) for ids in newest_first.values() for place, sample_id in enumerate(ids)
-    )
+    newest_first = [sorted(ids, reverse=True) for ids in members.values()]
+    ranked = sorted((place, -sample_id) for ids in newest_first for place, sample_id in enumerate(ids))
     return [-negative for _, negative in ranked[:most]]
 
 

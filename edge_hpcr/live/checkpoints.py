@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ ATTEMPTS = 3  # a learner that runs may remove every checkpoint whose name was r
 def newest(
     layout: Layout, load: Callable[[Path], Loaded], refusals: type[UserError] = UserError
 ) -> tuple[Loaded | None, list[tuple[Path, UserError]]]:
-    """What `load` makes of the newest checkpoint that it does not refuse; and those it refused, with the reasons."""
+    """Load the newest checkpoint that `load` does not refuse; returns also those it refused, with the reasons."""
     for _ in range(ATTEMPTS):
         refused: list[tuple[Path, UserError]] = []
         folders = layout.checkpoint_folders()
@@ -39,15 +39,10 @@ def newest(
     return None, refused
 
 
-@dataclass(frozen=True)
-class Restored:
-    learner: Learner | None  # None: there is no whole checkpoint
-    notes: dict[str, Any]
-    losses: list[str] = field(default_factory=list)  # what could not be read, for people
-
-
-def load_newest(layout: Layout, device: str | torch.device) -> Restored:
-    """The newest whole checkpoint; a damaged one is set aside with a sentence, and the one before it is tried.
+def load_newest(
+    layout: Layout, device: str | torch.device
+) -> tuple[tuple[Learner, dict[str, Any]] | None, list[str]]:
+    """The learner of the newest whole checkpoint, with its notes; and a sentence about each damaged one, set aside.
 
     Only for the process that holds the workspace's lock. A checkpoint of another version is refused and stays.
     """
@@ -55,29 +50,21 @@ def load_newest(layout: Layout, device: str | torch.device) -> Restored:
     from edge_hpcr.learner.learner import Learner
 
     found, damaged = newest(layout, lambda folder: Learner.load(folder, device), checkpoint.DamagedCheckpoint)
-    again = "what it had learned is learned again from the labels, as far as images are left"
     for folder, _ in damaged:
-        folder.rename(_free_name(folder))
-    learner, notes = found or (None, {})
-    return Restored(learner, notes, [f"{error}; {again}" for _, error in damaged])
+        names = (folder.with_name(f"damaged-{folder.name}-{number}") for number in itertools.count(1))
+        folder.rename(next(name for name in names if not name.exists()))
+    again = "what it had learned is learned again from the labels, as far as images are left"
+    return found, [f"{error}; {again}" for _, error in damaged]
 
 
 def _clear_leftovers(layout: Layout) -> None:
-    """What a process that was killed while it saved has left: a whole older one is kept, half a newer one goes."""
+    """Remove what a process left that was killed while it saved; a whole older checkpoint is kept."""
     for leftover in layout.checkpoints.glob("step-*.*"):
         whole = leftover.with_suffix("")
         if leftover.suffix == ".previous" and not whole.exists():
             leftover.rename(whole)
         else:
             shutil.rmtree(leftover)
-
-
-def _free_name(folder: Path) -> Path:
-    """A name that nothing loads; the folder is kept, to be looked into."""
-    number = 1
-    while (aside := folder.with_name(f"damaged-{folder.name}-{number}")).exists():
-        number += 1
-    return aside
 
 
 def save(layout: Layout, learner: Learner, applied: int, notes: dict[str, Any]) -> Path:

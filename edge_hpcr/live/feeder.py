@@ -25,10 +25,7 @@ DISK_SECONDS = 1.0  # between two looks at how much is stored
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
 ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
 REMEMBERED = 512  # hashes of what was queued or labelled before this source
-DISK_IS_FULL = (
-    "the disk budget is full of images that are needed: new frames are no longer queued; raise disk_bytes, or delete "
-    "samples"
-)
+DISK_IS_FULL = "the disk budget is full of needed images: new frames are no longer queued; raise disk_bytes or delete samples"
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,7 @@ class Seen:
 
     frame: Frame
     hash64: int
-    verdict: (
-        str  # queue or label; or why not: duplicate, sure, rate, disk, known (seen before), bad (class name)
-    )
+    verdict: str  # queue or label; or why not: duplicate, sure, rate, disk, known (seen before), bad (name)
     answer: Answer | None = None  # None: the learner was not asked
     sample_id: int | None = None
 
@@ -48,7 +43,7 @@ class Feeder:
     """Feeds one source after another to a workspace and its learner.
 
     One thread calls `turn`; any thread may call the rest, since one lock guards everything. Labels that cannot be
-    stored stay here, whatever becomes of their source, and each turn tries again.
+    stored stay here, even without their source, and each turn tries again.
     """
 
     def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
@@ -74,7 +69,7 @@ class Feeder:
         return gate
 
     def use(self, stream: Stream, brings_labels: bool = False) -> None:
-        """Go over to this source. Frames of one that is not live are not skipped for coming fast: they come once."""
+        """Change to this source. Frames of one that is not live are not skipped for coming fast: they come once."""
         with self._lock:
             gate = self._new_gate(self.workspace.settings.gate_per_second if stream.live else math.inf)
             self.leave()

@@ -1,7 +1,7 @@
-"""The learner of a workspace, in a thread of its own: it follows the journal, and uses idle time for more replay.
+"""The learner of a workspace, in its thread: it follows the journal, and uses idle time for more replay.
 
-Labels go to the journal first, from whatever process; this thread reads them there in their order, so that a restart
-is the newest checkpoint and the journal behind it. Nothing else changes the learner.
+Labels go to the journal first, from any process, and are read there in their order: a restart is the newest checkpoint
+and the journal after it. Nothing else changes the learner.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ class LiveLearner:
         self.workspace = workspace
         settings = workspace.settings
         self.device = resolve_device(settings.device)
-        restored = checkpoints.load_newest(workspace.layout, self.device)
-        self.problems: deque[str] = deque([*workspace.report, *restored.losses], maxlen=PROBLEMS_KEPT)
-        self.learner = restored.learner or Learner(learner_config(settings), self.device)
+        found, losses = checkpoints.load_newest(workspace.layout, self.device)
+        self.problems: deque[str] = deque([*workspace.report, *losses], maxlen=PROBLEMS_KEPT)
+        self.learner, notes = found or (Learner(learner_config(settings), self.device), {})
         self._check_settings(settings)
-        notes = restored.notes
         self.follower = Follower(notes.get("applied", 0))
         self.self_test = SelfTest(self, notes)
         self._saving = Saving(self)
@@ -108,7 +107,7 @@ class LiveLearner:
         return self.learner.step == 0 and self.follower.applied == 0
 
     def make_anew(self) -> None:
-        """With the image size and the method that the settings say now; by `call`, before anything has been learned."""
+        """Replace a learner that has learned nothing, for a new image size or method in the settings; by `call`."""
         settings = self.workspace.settings
         made = self.learner.config
         if (made.height, made.method) == (settings.image_size, settings.method):
@@ -181,7 +180,7 @@ class LiveLearner:
         return future
 
     def resize_memory(self, memory_bytes: int, codec: str) -> Future[tuple[int, int]]:
-        """Another budget and encoding, between two steps and for good; the answer is what it held and what it holds."""
+        """Change and save the memory's budget and encoding; the answer is how many samples it held and holds."""
         config = MemoryConfig(bytes=memory_bytes, codec=codec)
 
         def resize() -> tuple[int, int]:
@@ -208,10 +207,11 @@ class LiveLearner:
         return self.predictor.answer(np.stack([self.prepare(frame) for frame in frames]))
 
     def status(self) -> dict[str, Any]:
-        """As of a moment ago: made by the learning thread, since nobody else may look into a learner that learns."""
+        """The last status that the learning thread made: no other thread may look into a learner that learns."""
         return self._status
 
     def _make_status(self) -> dict[str, Any]:
+        stream = self.stream
         return {
             "pid": os.getpid(),
             "at": time.time(),
@@ -223,9 +223,7 @@ class LiveLearner:
             "memory": self.memory_facts(),
             **self.self_test.summary(),
             "calibration": asdict(self.predictor.calibration),
-            "stream": None
-            if self.stream is None
-            else {"name": self.stream.name} | asdict(self.stream.state()),
+            "stream": {"name": stream.name} | asdict(stream.state()) if stream else None,
             "problems": list(self.problems),
         }
 

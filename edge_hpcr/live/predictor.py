@@ -112,13 +112,8 @@ def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]
     confidences = calibration.confidences(prediction.scores)
     order = np.argsort(-confidences, axis=1, kind="stable")[:, :TOP]
     unknown = calibration.unknown(prediction.similarity)
-    return [
-        Answer(
-            tuple((int(prediction.class_ids[c]), float(row[c])) for c in best),
-            float(similarity),
-            bool(is_unknown),
-        )
-        for row, best, similarity, is_unknown in zip(
-            confidences, order, prediction.similarity, unknown, strict=True
-        )
+    tops = [
+        tuple((int(prediction.class_ids[c]), float(row[c])) for c in best)
+        for row, best in zip(confidences, order, strict=True)
     ]
+    return list(map(Answer, tops, prediction.similarity.tolist(), unknown.tolist()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,8 @@ class SelfTest:
 
     def __init__(self, live: LiveLearner, notes: dict[str, Any]) -> None:
         self._live = live
-        self.test_then_train = (
-            TestThenTrain.from_state(notes["test_then_train"]) if notes else TestThenTrain()
-        )
+        tested = notes.get("test_then_train")
+        self.test_then_train = TestThenTrain.from_state(tested) if tested else TestThenTrain()
         self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
         self.suspicions: list[Suspicion] = []
         self._images: dict[int, np.ndarray] = {}  # of held-out samples
@@ -59,9 +59,8 @@ class SelfTest:
     def test_if_due(self, idle: bool) -> None:
         steps = self._live.learner.step - self._tested_step
         labelled = self._tested_seq != self._live.follower.applied
-        due = idle and (
-            labelled or steps >= TEST_EVERY_STEPS or (steps > 0 and not self._live.idle_steps_left)
-        )
+        done = steps > 0 and not self._live.idle_steps_left
+        due = idle and (labelled or done or steps >= TEST_EVERY_STEPS)
         if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
             begun = time.monotonic()
             self.test()
@@ -78,10 +77,8 @@ class SelfTest:
         if not ids or not self._live.learner.class_ids:
             self.held_out.record(self._live.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
             return
-        parts = [
-            self._live.predictor.predict(np.stack([self._images[i] for i in ids[start : start + TEST_BATCH]]))
-            for start in range(0, len(ids), TEST_BATCH)
-        ]
+        images = np.stack([self._images[i] for i in ids])
+        parts = [self._live.predictor.predict(batch) for batch in _batches(images)]
         scores = np.concatenate([part.scores for part in parts])
         similarity = np.concatenate([part.similarity for part in parts])
         class_ids = parts[0].class_ids
@@ -99,20 +96,14 @@ class SelfTest:
         if not len(memory):
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
-        features = np.concatenate(
-            [
-                self._live.predictor.features(replay.images[start : start + TEST_BATCH])
-                for start in range(0, len(replay.ids), TEST_BATCH)
-            ]
-        )
+        features = np.concatenate([*map(self._live.predictor.features, _batches(replay.images))])
         classes = np.array(self._live.learner.class_ids)[replay.labels]
         self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
 
     def _refresh_queue(self) -> None:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
-        rows = self._live.workspace.journal.samples(
-            state="queued", after_id=self._asked_again, limit=TEST_BATCH
-        )
+        journal = self._live.workspace.journal
+        rows = journal.samples(self._asked_again, TEST_BATCH, state="queued")
         self._asked_again = rows[-1].id if len(rows) == TEST_BATCH else 0
         found = {}
         for row in rows:
@@ -122,9 +113,8 @@ class SelfTest:
                 continue  # somebody has just labelled or dismissed it, or its image is damaged: `verify` says which
         if found:
             answers = self._live.predictor.answer(np.stack(list(found.values())))
-            self._live.workspace.journal.set_priorities(
-                {i: answer.priority for i, answer in zip(found, answers, strict=True)}
-            )
+            priorities = [answer.priority for answer in answers]
+            journal.set_priorities(dict(zip(found, priorities, strict=True)))
 
     def _load_held_out(self) -> dict[int, int]:
         wanted = held_out_ids(self._live.workspace)
@@ -136,3 +126,7 @@ class SelfTest:
                 self._live.report(f"a held-out sample is missing: {error}")
         self._images = kept
         return {i: class_id for i, class_id in wanted.items() if i in kept}
+
+
+def _batches(images: np.ndarray) -> Iterator[np.ndarray]:
+    return (images[start : start + TEST_BATCH] for start in range(0, len(images), TEST_BATCH))

@@ -31,16 +31,26 @@ def learn(
     rehearse: bool = True,
 ) -> int:
     """Learn in a workspace from a source, with these changes of its settings; returns the exit code."""
-    bad_files = _BadFiles()
+    opened: list[Workspace] = []
+    early: list[tuple[Path, str]] = []  # bad files that the stream found before the workspace was open
+
+    def note_bad_file(bad: Path, reason: str) -> None:
+        if opened:
+            opened[0].quarantine(bad, reason)
+        else:
+            early.append((bad, reason))
+
     with (
         # The source first: a wrong one must not leave a new workspace behind.
-        open_stream(source, labels, bad_files, fps) as stream,
+        open_stream(source, labels, note_bad_file, fps) as stream,
         Workspace.open(path) as workspace,
     ):
-        bad_files.belong_to(workspace)
+        opened.append(workspace)
+        for bad, reason in early:
+            workspace.quarantine(bad, reason)
         for sentence in workspace.report:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
-        # Kept once the learner has accepted them: a refused one would stand in the way of every later start.
+        # Saved once the learner has accepted them: a refused one would fail every later start.
         workspace.settings = workspace.settings.replace(**(changes or {}))
         live = LiveLearner(workspace)
         workspace.change_settings(**(changes or {}))
@@ -54,40 +64,16 @@ def learn(
         return 1 if live.failed or session.unstored else 0
 
 
-class _BadFiles:
-    """Told of bad files by a stream that may have begun before its workspace was opened."""
-
-    def __init__(self) -> None:
-        self._workspace: Workspace | None = None
-        self._waiting: list[tuple[Path, str]] = []
-
-    def belong_to(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        for path, reason in self._waiting:
-            workspace.quarantine(path, reason)
-
-    def __call__(self, path: Path, reason: str) -> None:
-        if self._workspace is None:
-            self._waiting.append((path, reason))
-        else:
-            self._workspace.quarantine(path, reason)
-
-
 class Session:
     """One run of the command: frames in, a line of status out, until the source ends or somebody stops it."""
 
     def __init__(
-        self,
-        workspace: Workspace,
-        live: LiveLearner,
-        stream: Stream,
-        seconds: float | None,
-        brings_labels: bool,
+        self, workspace: Workspace, live: LiveLearner, stream: Stream, seconds: float | None, labels: bool
     ) -> None:
         self.workspace, self.live, self.stream = workspace, live, stream
         self.unstored = 0  # labels that could not be stored by the end
         self._feeder = Feeder(workspace, live)
-        self._feeder.use(stream, brings_labels)
+        self._feeder.use(stream, labels)
         self._deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         self._asked_to_stop = False
         self._next_line = 0.0
@@ -137,15 +123,11 @@ class Session:
     def say_end(self) -> None:
         state = self.stream.state()
         print(("\n" if sys.stderr.isatty() else "") + self._line(state.message))
-        for problem in self.live.problems:
-            print(f"edge_hpcr: {problem}", file=sys.stderr)
+        said = list(self.live.problems)
         if self.unstored:
-            print(
-                f"edge_hpcr: {self.unstored} labels could not be stored: make room, and start the same command again",
-                file=sys.stderr,
-            )
+            again = "make room, and start the same command again"
+            said.append(f"{self.unstored} labels could not be stored: {again}")
         if state.bad:
-            print(
-                f"edge_hpcr: {state.bad} bad files or frames; see {self.workspace.layout.quarantine}",
-                file=sys.stderr,
-            )
+            said.append(f"{state.bad} bad files or frames; see {self.workspace.layout.quarantine}")
+        for sentence in said:
+            print(f"edge_hpcr: {sentence}", file=sys.stderr)

@@ -70,15 +70,8 @@ def operations(event: Event) -> Iterable[Operation]:
             yield Relabel(move.sample_id, move.now)
         # A label says something about an image; a merge, or undoing one, only about names.
         if move.was is None or event.kind in ("label", "correct"):
-            yield Teach(
-                move.sample_id,
-                move.now,
-                move.held_out,
-                fresh=event.kind == "label" and move.was is None,
-                corrected=move.was is not None,
-                seq=event.seq,
-                at=event.at,
-            )
+            fresh, corrected = event.kind == "label" and move.was is None, move.was is not None
+            yield Teach(move.sample_id, move.now, move.held_out, fresh, corrected, event.seq, event.at)
     for class_id in event.closed:
         yield Close(class_id)
     yield Done(event.seq)
@@ -197,9 +190,8 @@ class Teaching:
         before = self._live.predictor.answer(pixels)
         for teach, answer in zip(batch, before, strict=True):
             if teach.fresh:
-                self._live.self_test.test_then_train.record(
-                    teach.class_id, answer.best[0] if answer.best else None
-                )
+                best = answer.best[0] if answer.best else None
+                self._live.self_test.test_then_train.record(teach.class_id, best)
         for corrected in (False, True):
             chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
             if chosen:
