@@ -5,7 +5,7 @@ from collections import Counter
 import cv2
 import numpy as np
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, check_positive
 
 _SIDE = 32
 _FREQUENCIES = sorted(
@@ -73,10 +73,8 @@ class Gate:
             raise UserError(f"gate confidence {sure} is out of range: use 0 to 1, or more than 1 for off")
         if not per_second >= 0:
             raise UserError(f"gate rate {per_second} is out of range: use 0 or more frames per second")
-        if stable < 1 or remember < 1:
-            raise UserError(
-                f"the gate needs at least 1 stable frame and 1 remembered hash, not {stable} and {remember}"
-            )
+        check_positive("stable frames of the gate", stable)
+        check_positive("remembered hashes of the gate", remember)
         self._distance, self._sure, self._stable, self._per_second = distance, sure, stable, per_second
         self._hashes = np.zeros(remember, np.uint64)  # a ring
         self._replaced = np.uint64(0)  # by the last one

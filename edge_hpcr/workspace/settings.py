@@ -218,7 +218,7 @@ def reference() -> str:
         "",
         "Made by `make docs` from `edge_hpcr/workspace/settings.py`. A workspace keeps them in `settings.json`; change them",
         "on the app's Settings tab, or with `learn --workspace W --set NAME=VALUE`. A setting that a version does not know",
-        "is reported and kept.",
+        "is reported and kept. Settings in bytes also take sizes like 500KB, 2MB or 1MiB.",
         "",
         "| setting | default | allowed | what it is |",
         "| --- | --- | --- | --- |",
