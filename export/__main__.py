@@ -6,6 +6,8 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,13 +102,14 @@ def publish(
     exports = _exports(workspace)
     policy = Policy(most_drop=most_drop, keep=keep, force=force)
     variants = [name for name, asked in (("int8", int8), ("fp16", fp16)) if asked]
+    once = partial(_publish_once, workspace, exports, policy, variants, as_json)
     if every is None:
         try:
-            _publish_once(workspace, exports, policy, variants, as_json, by_hand=True)
+            once(by_hand=True)
         except Refused as error:
             raise Failed(f"not published: {error}") from None
     elif 0 < every <= LONGEST_WAIT:
-        _publish_again_and_again(workspace, exports, policy, variants, as_json, every)
+        _publish_periodically(partial(once, by_hand=False), every)
     else:
         raise UserError(f"--every {every:g}: give a number of seconds above 0, and at most a year's")
 
@@ -133,14 +136,12 @@ def _publish_once(
         )
 
 
-def _publish_again_and_again(
-    workspace: Path, exports: Path, policy: Policy, variants: list[str], as_json: bool, seconds: float
-) -> None:
+def _publish_periodically(once: Callable[[], None], seconds: float) -> None:
     stop = _until_asked_to_stop()
     said = None
     while True:
         try:
-            _publish_once(workspace, exports, policy, variants, as_json, by_hand=False)
+            once()
             said = None
         except (UserError, Failed, Refused) as error:
             # Labels still come, and the next attempt may succeed. The same sentence every minute says nothing.

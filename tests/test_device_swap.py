@@ -301,7 +301,7 @@ def test_whatever_goes_wrong_while_looking_is_told_once_and_looking_goes_on(
     assert len(caplog.records) == 1 and "Traceback" in caplog.text
 
 
-def test_the_old_model_is_let_go(swap: HotSwap, exports: Path):
+def test_the_old_model_is_freed(swap: HotSwap, exports: Path):
     old = weakref.ref(swap.classifier)
     publish(exports, 2)
     assert swap.look()

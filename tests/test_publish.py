@@ -43,7 +43,7 @@ def kept(exports):
     return [manifest.version for manifest in versions(exports)]
 
 
-def test_a_version_says_what_it_is_and_is_the_one_that_counts(exports):
+def test_a_version_says_what_it_is_and_is_current(exports):
     (published,) = released(exports)
     assert not published.traced
     assert published.folder == exports / "v000001"
@@ -96,7 +96,7 @@ def test_a_lost_history_does_not_bring_numbers_back(exports):
     assert released(exports)[0].manifest.version == 3
 
 
-def test_a_rollback_lets_the_version_before_count_and_a_roll_forward_undoes_all_of_them(exports):
+def test_a_rollback_makes_the_version_before_current_and_a_roll_forward_undoes_all_of_them(exports):
     released(exports, 4)
     assert rollback(exports).version == 3
     assert rollback(exports).version == 2
@@ -108,7 +108,7 @@ def test_a_rollback_lets_the_version_before_count_and_a_roll_forward_undoes_all_
     assert kept(exports) == [1, 2, 3, 4]
 
 
-def test_a_version_after_a_rollback_has_a_number_of_its_own_and_ends_it(exports):
+def test_a_version_after_a_rollback_has_a_new_number_and_ends_it(exports):
     released(exports, 3)
     rollback(exports, 1)
     assert released(exports)[0].manifest.version == 4
@@ -117,7 +117,7 @@ def test_a_version_after_a_rollback_has_a_number_of_its_own_and_ends_it(exports)
         rollforward(exports)
 
 
-def test_the_version_that_counts_is_kept_however_old_it_is(exports):
+def test_the_current_version_is_kept_however_old_it_is(exports):
     released(exports, 4)
     rollback(exports, 1)
     prune(exports, keep=2)
@@ -154,7 +154,7 @@ def test_a_damaged_version_cannot_be_rolled_back_to(exports):
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_recognises_less_than_the_one_that_counts_is_refused_with_both_figures(exports):
+def test_a_model_that_recognises_less_than_the_current_one_is_refused_with_both_figures(exports):
     released(exports)
     before = sorted(path.name for path in exports.iterdir())
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_exactly_as_much_as_is_allowed_may_be_lost(samples, data):
     assert falls_by_more(before / samples, now / samples, most / samples) == (before - now > most)
 
 
-def test_a_model_is_compared_with_the_version_that_counts_and_not_with_the_newest(exports):
+def test_a_model_is_compared_with_the_current_version_and_not_with_the_newest(exports):
     released(exports)
     publish(exports, confused(first().snapshot), Policy(force=True), variants=())
     released(exports)  # the good one is no step back from the bad one
@@ -220,7 +220,7 @@ def test_a_new_class_is_no_step_back(exports):
     assert publish(exports, later(snapshot), Policy(most_drop=0.0), variants=()).manifest.version == 2
 
 
-def test_a_version_that_counts_but_is_damaged_does_not_stop_the_next_one(exports):
+def test_a_current_version_that_is_damaged_does_not_stop_the_next_one(exports):
     released(exports)
     (exports / "v000001" / "model.onnx").write_bytes(b"nonsense")
     published = publish(exports, confused(first().snapshot), variants=())
@@ -375,7 +375,7 @@ def test_the_lock_is_free_after_a_refusal(exports):
 
 
 @pytest.mark.slow
-def test_whoever_reads_the_pointer_meanwhile_always_finds_a_whole_version(exports):
+def test_a_reader_of_the_pointer_always_finds_a_whole_version(exports):
     released(exports)
     ended = threading.Event()
     seen, failures = set(), []

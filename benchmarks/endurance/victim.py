@@ -92,8 +92,8 @@ class Actor:
             (6, "labelling", lambda: self.label("queued", 1, 1)),
             (4, "labelling", lambda: self.label("queued", 2, 6)),
             (2, "labelling", lambda: self.label("labelled", 1, 2)),
-            (1, "labelling", self.dismiss),
-            (1, "labelling", self.delete),
+            (1, "labelling", lambda: self.remove("dismiss")),
+            (1, "labelling", lambda: self.remove("delete")),
             (2, "labelling", lambda: self.turn_back("undo")),
             (1, "labelling", lambda: self.turn_back("redo")),
             (2, "changing classes", self.create_one_of_few),
@@ -133,19 +133,12 @@ class Actor:
         event = self.journal.label(ids, class_id)
         return {"kind": "label", "ids": ids, "class": class_id} if event.moves else None
 
-    def dismiss(self) -> Message | None:
-        ids = self._some("queued", 1)
+    def remove(self, kind: str) -> Message | None:
+        ids = self._some("queued" if kind == "dismiss" else "labelled", 1)
         if not ids:
             return None
-        self.journal.dismiss(ids)
-        return {"kind": "dismiss", "ids": ids}
-
-    def delete(self) -> Message | None:
-        ids = self._some("labelled", 1)
-        if not ids:
-            return None
-        self.journal.delete_samples(ids)
-        return {"kind": "delete", "ids": ids}
+        (self.journal.dismiss if kind == "dismiss" else self.journal.delete_samples)(ids)
+        return {"kind": kind, "ids": ids}
 
     def turn_back(self, kind: str) -> Message:
         event = self.journal.undo() if kind == "undo" else self.journal.redo()
