@@ -1,6 +1,6 @@
 """The published models of a workspace, for the page: what there is, publishing by hand, latency, and trying a picture.
 
-Whatever takes longer than a moment happens in threads of its own; the page asks how far they are.
+Publishing and measuring run in threads of their own; the page asks for their progress.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Models:
         ]
 
     def roll_to(self, version: int) -> Manifest:
-        """Let this version count."""
+        """Make this version the current one."""
         try:
             return roll_to(self.exports, version)
         except BadModel as error:  # latest.json is damaged
@@ -145,19 +145,11 @@ class Models:
             self._publisher.start()
 
     def _announcement(self, int8: bool) -> str:
-        eight = (
-            " A variant in 8 bits is made and measured as well, which takes some seconds more."
-            if int8
-            else ""
-        )
-        if (self.exports / TEMPLATE).exists():
-            return (
-                f"Publishing: new weights go into the known graph, about a second.{eight} Learning goes on …"
-            )
-        return (
-            "Publishing the first version: the network is traced, which takes 10 to 20 seconds, longer while the "
-            f"learner is busy; later versions take about a second.{eight} Learning goes on …"
-        )
+        what = "Publishing: new weights go into the known graph, about a second."
+        if not (self.exports / TEMPLATE).exists():
+            what = "Publishing the first version: tracing the network takes 10 to 20 seconds, later ones about a second."
+        eight = " A variant in 8 bits is made and measured too, some seconds more." if int8 else ""
+        return f"{what}{eight} Learning goes on …"
 
     def _publish(self, int8: bool, force: bool) -> None:
         try:
@@ -267,7 +259,7 @@ def _latency(classifier: Classifier, stopping: threading.Event) -> Latency:
 
 
 def read_upload(path: Path) -> np.ndarray:
-    """The picture that a browser has sent; the file is gone afterwards, whatever was in it."""
+    """Read the picture that a browser has sent, and remove its file."""
     temporary = Path(os.environ["GRADIO_TEMP_DIR"]).resolve()
     path = path.resolve()
     if not path.is_relative_to(temporary) or path == temporary:

@@ -32,7 +32,7 @@ STOP_SECONDS = 30.0
 
 
 class _Cancelled(Exception):
-    """A person wants no more of it."""
+    """A person has cancelled the export."""
 
 
 @dataclass
@@ -97,11 +97,9 @@ class Transfers:
         job = self._job
         if job is None:
             return None
-        shown = {
-            name: getattr(job, name)
-            for name in ("number", "kind", "name", "phase", "done", "total", "message")
-        }
-        return {**shown, "reasons": job.reasons, "ready": job.kind == "export" and self._ready is not None}
+        names = ("number", "kind", "name", "phase", "done", "total", "message", "reasons")
+        shown = {name: getattr(job, name) for name in names}
+        return {**shown, "ready": job.kind == "export" and self._ready is not None}
 
     # Import -----------------------------------------------------------------------------------------------------------
 
@@ -170,7 +168,7 @@ class Transfers:
         return exported_text(result)
 
     def take_export(self) -> IO[bytes]:
-        """The finished zip, opened. Its file is removed already, so that nothing is left whatever becomes of it."""
+        """The finished zip, opened; its file is removed, so that nothing is left if the download breaks off."""
         with self._lock:
             if self._ready is None:
                 raise UserError("no export is ready: it may have been fetched already; start a new one")
@@ -224,9 +222,7 @@ class Transfers:
         try:
             job.folder = Path(tempfile.mkdtemp(prefix=f"{job.kind}-", dir=os.environ.get("GRADIO_TEMP_DIR")))
         except OSError as error:
-            raise UserError(
-                f"no room for temporary files: {error.strerror}; make room and try again"
-            ) from error
+            raise UserError(f"no room for temporary files: {error.strerror}; make room") from error
         return job.folder
 
     def _run(self, job: Job, work: Callable[[], str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app.studio import Studio
-from app.tabs.parts import saying_errors
+from app.tabs.parts import PLAIN, QUIET, saying_errors, whole
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.learner import methods
@@ -48,14 +48,13 @@ STAYS = (
 
 
 def shown() -> list[Description]:
-    """The settings of this tab, in its order; one that no group names comes last."""
-    known = {each.name: each for each in Settings.describe() if each.name not in ELSEWHERE}
-    grouped = [name for names in GROUPS.values() for name in names]
-    return [known[name] for name in grouped] + [known[name] for name in known if name not in grouped]
+    """The settings of this tab, in its order; a test checks that every setting has its place."""
+    known = {each.name: each for each in Settings.describe()}
+    return [known[name] for names in GROUPS.values() for name in names]
 
 
 def takes_effect(name: str) -> str:
-    """When a change of it counts."""
+    """When a change of this setting takes effect."""
     if name in AT_START:
         return "at the next start"
     return "with the next source or start" if name in AT_SOURCE else "at once"
@@ -86,7 +85,7 @@ def is_size(each: Description) -> bool:
 
 
 def is_number(each: Description) -> bool:
-    return isinstance(each.default, int | float) and not isinstance(each.default, bool) and not is_size(each)
+    return type(each.default) in (int, float) and not is_size(each)
 
 
 def to_form(each: Description, value: Any) -> Any:
@@ -95,7 +94,7 @@ def to_form(each: Description, value: Any) -> Any:
 
 
 def from_form(each: Description, value: Any) -> Any:
-    """What stands in a field as the setting's value; whether it is allowed is for `Settings` to say."""
+    """A field's content as the setting's value; `Settings` checks whether it is allowed."""
     if is_size(each):
         text = str(value or "").strip()
         if text.upper().removesuffix("B").strip() == "0":
@@ -104,10 +103,7 @@ def from_form(each: Description, value: Any) -> Any:
             return parse_bytes(text)
         except UserError as error:
             raise UserError(f"setting {each.name}: {error}") from error
-    whole = isinstance(each.default, int) and not isinstance(each.default, bool)
-    if whole and isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+    return whole(value) if type(each.default) is int else value
 
 
 def changes(settings: Settings, values: list[Any]) -> dict[str, Any]:
@@ -128,9 +124,8 @@ def explanation(each: Description) -> str:
             f"; at least {each.low:g}" if each.high == math.inf else f"; from {each.low:g} to {each.high:g}"
         )
     counts = "Counts at once, as long as nothing has been learned." if each.name in FIXED else ""
-    return (
-        f"{_sentence(each.help)} Default {default}{limits}. {counts or f'Counts {takes_effect(each.name)}.'}"
-    )
+    counts = counts or f"Counts {takes_effect(each.name)}."
+    return f"{_sentence(each.help)} Default {default}{limits}. {counts}"
 
 
 def _sentence(text: str) -> str:
@@ -169,14 +164,10 @@ def default_values(studio: Studio) -> list[Any]:
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
-    gr.HTML(f'<p class="settings-introduction">{INTRODUCTION}</p>', padding=False, apply_default_css=False)
+    gr.HTML(f'<p class="settings-introduction">{INTRODUCTION}</p>', **PLAIN)
     fields: list[gr.components.Component] = []
-    groups = dict(GROUPS)
-    others = tuple(each.name for each in shown() if all(each.name not in names for names in GROUPS.values()))
-    if others:
-        groups["Other"] = others
     described = {each.name: each for each in shown()}
-    for group, names in groups.items():
+    for group, names in GROUPS.items():
         with gr.Group(elem_id=f"settings-{group.split()[0].lower()}"):
             gr.HTML(f'<h3 class="settings-group">{group}</h3>', padding=True, apply_default_css=False)
             with gr.Row(elem_classes="settings-row"):
@@ -186,11 +177,8 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         defaults_button = gr.Button(
             "Back to the defaults", elem_id="settings-defaults", scale=0, min_width=260
         )
-    message = gr.HTML(
-        '<p role="status"></p>', elem_id="settings-message", padding=False, apply_default_css=False
-    )
-
-    loaded = gr.State(form_values(studio))  # what this page was shown: only what was changed since is a wish
+    message = gr.HTML('<p role="status"></p>', elem_id="settings-message", **PLAIN)
+    loaded = gr.State(form_values(studio))  # what this page was shown: only what was changed since is saved
 
     def load(was: list[Any]) -> list[Any]:
         """The fields as they are now. One that shows it already is left alone: somebody may be typing in it."""
@@ -226,10 +214,9 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         sentence = "These are the defaults; nothing is changed before you save them."
         return [*default_values(studio), _message(sentence)]
 
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    tab.select(saying_errors(load), [loaded], [*fields, loaded], **quiet)
-    save_button.click(on_save, [loaded, *fields], [*fields, loaded, message], **quiet)
-    defaults_button.click(on_defaults, None, [*fields, message], **quiet)
+    tab.select(saying_errors(load), [loaded], [*fields, loaded], **QUIET)
+    save_button.click(on_save, [loaded, *fields], [*fields, loaded, message], **QUIET)
+    defaults_button.click(on_defaults, None, [*fields, message], **QUIET)
 
 
 def _message(sentence: str, wrong: bool = False) -> str:

@@ -101,10 +101,6 @@ def refusal(error: typer.TyperException) -> str:
         expected = expected.replace("valid integer", "whole number").replace("valid number", "number")
         return f"{parameter.opts[0]} {wrong['input']!r} {expected}"
     text = " ".join(error.format_message().split()).rstrip(".")
-    if problems := getattr(
-        error.__cause__, "errors", None
-    ):  # pydantic's, which typer repeats without the value
-        text += f", not {problems()[0]['input']!r}"
     return text[:1].lower() + text[1:]
 
 
