@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -52,29 +54,29 @@ def gather(studio: Studio) -> Samples:
     live = studio.live
 
     def remembered() -> tuple[np.ndarray, np.ndarray, int]:
-        # A generator of our own: drawing from the memory's would change what it learns next.
+        # Not the memory's generator: drawing from it would change what it learns next.
         memory = live.learner.memory
         replay = memory.at(np.random.default_rng(0).permutation(len(memory))[:MOST_REMEMBERED])
         return replay.images, np.array(live.learner.class_ids, np.int64)[replay.labels], live.learner.step
 
     images, classes, step = studio.between_steps(remembered)
-    tests = list(_held_out(live))
+    tests = list(islice(held_out(live), MOST_HELD_OUT))
     if tests:
-        images = np.concatenate([images, np.stack([image for image, _ in tests])])
-        classes = np.concatenate([classes, np.array([class_id for _, class_id in tests], np.int64)])
+        images = np.concatenate([images, np.stack([image for _, _, image in tests])])
+        classes = np.concatenate([classes, np.array([class_id for _, class_id, _ in tests], np.int64)])
     parts = [live.predictor.features(images[at : at + BATCH]) for at in range(0, len(images), BATCH)]
     proxies, proxy_classes = live.predictor.proxies()
     features = np.concatenate(parts) if parts else np.empty((0, proxies.shape[1]), np.float32)
-    held_out = np.arange(len(images)) >= len(images) - len(tests)
-    return Samples(_unit(features), classes, held_out, _unit(proxies), proxy_classes, step)
+    untrained = np.arange(len(images)) >= len(images) - len(tests)
+    return Samples(_unit(features), classes, untrained, _unit(proxies), proxy_classes, step)
 
 
-def _held_out(live: LiveLearner) -> Iterator[tuple[np.ndarray, int]]:
-    for sample_id, class_id in list(held_out_ids(live.workspace).items())[:MOST_HELD_OUT]:
-        try:
-            yield live.prepare(live.workspace.image(sample_id)), class_id
-        except UserError:
-            continue  # deleted a moment ago
+def held_out(live: LiveLearner, only: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Held-out samples, of one class or of all: number, class and image, each image read when it is needed."""
+    ids = held_out_ids(live.workspace)
+    for sample_id, class_id in ((i, c) for i, c in ids.items() if only in (None, c)):
+        with suppress(UserError):  # deleted a moment ago
+            yield sample_id, class_id, live.prepare(live.workspace.image(sample_id))
 
 
 def pca(samples: Samples) -> Places:
@@ -122,12 +124,12 @@ def drawing(
     if places.shares is not None:
         first, second = (f"{100 * share:.0f} % of the variation" for share in places.shares)
         titles = (f"first principal component ({first})", f"second ({second})")
-    held_out = int(samples.held_out.sum())
+    tests = int(samples.held_out.sum())
     title = (
         f"{kind} of {len(samples.features):,} features at step {samples.step:,}: "
-        f"{len(samples.features) - held_out:,} from the memory, {held_out:,} held out"
+        f"{len(samples.features) - tests:,} from the memory, {tests:,} held out"
     )
-    return scatter(groups, *titles, title, "held out" if held_out else "", "the proxy of a class")
+    return scatter(groups, *titles, title, "held out" if tests else "", "the proxy of a class")
 
 
 @dataclass

@@ -190,7 +190,7 @@ costs = st.builds(
 
 @given(costs, st.integers(1, 10**9), st.sampled_from(CODECS))
 def test_what_stays_and_what_is_dropped_is_what_is_held(costs, budget, codec):
-    wanted = tab.plan(costs, budget, codec)
+    wanted = tab.Plan(costs, budget, codec)
     assert wanted.stays + wanted.drops == costs.samples and wanted.stays <= wanted.holds
     assert wanted.holds * costs.row_bytes(codec) <= budget < (wanted.holds + 1) * costs.row_bytes(codec)
     assert wanted.possible == (wanted.holds >= max(1, costs.classes))
@@ -198,7 +198,7 @@ def test_what_stays_and_what_is_dropped_is_what_is_held(costs, budget, codec):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_said_beforehand_is_about_what_is_held_afterwards(taught, codec):
-    wanted = tab.plan(tab.measure(taught), 12_000, codec)
+    wanted = tab.Plan(tab.measure(taught), 12_000, codec)
     assert 0 < wanted.stays < 40
     tab.apply(taught, 12_000, codec)
     assert held(taught)["samples"] == pytest.approx(wanted.stays, abs=2)
@@ -207,29 +207,29 @@ def test_what_was_said_beforehand_is_about_what_is_held_afterwards(taught, codec
 
 def test_a_loss_is_stated_before_and_a_gain_too(looked_at):
     costs = tab.measure(looked_at)
-    told = tab.plan_text(costs, tab.plan(costs, 12_000, "raw"))
+    told = tab.plan_text(tab.Plan(costs, 12_000, "raw"))
     stays = 12_000 // costs.row_bytes("raw")
     assert f"holds 40 now; about {stays} would stay and about {40 - stays} would be dropped" in told
-    assert "nothing would be dropped" in tab.plan_text(costs, tab.plan(costs, 10 * BUDGET, "raw"))
+    assert "nothing would be dropped" in tab.plan_text(tab.Plan(costs, 10 * BUDGET, "raw"))
 
 
 def test_a_budget_below_the_smallest_possible_is_a_sentence(looked_at):
     costs = tab.measure(looked_at)
     smallest = 2 * costs.row_bytes("raw")
-    assert tab.plan(costs, smallest, "raw").possible
-    too_small = tab.plan(costs, smallest - 1, "raw")
+    assert tab.Plan(costs, smallest, "raw").possible
+    too_small = tab.Plan(costs, smallest - 1, "raw")
     assert not too_small.possible
-    assert "one sample of each of 2 classes needs about" in tab.plan_text(costs, too_small)
+    assert "one sample of each of 2 classes needs about" in tab.plan_text(too_small)
 
 
 def test_an_empty_memory_calls_its_numbers_a_guess(studio):
     costs = tab.measure(studio)
-    assert costs.samples == 0 and "a guess" in tab.plan_text(costs, tab.plan(costs, BUDGET, "webp"))
+    assert costs.samples == 0 and "a guess" in tab.plan_text(tab.Plan(costs, BUDGET, "webp"))
 
 
 def test_every_encoding_stands_beside_the_chosen_one(looked_at):
     costs = tab.measure(looked_at)
-    text = tab.preview(costs, tab.plan(costs, 12_000, "webp"))
+    text = tab.preview(tab.Plan(costs, 12_000, "webp"))
     assert "webp (chosen)" in text and "raw (now)" in text
     for codec in CODECS:
         assert f"<td>{12_000 // costs.row_bytes(codec):,}</td>" in text

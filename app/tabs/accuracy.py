@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from typing import Any
 
 import gradio as gr
 import numpy as np
 
 from app.charts import Bar, Series, bars, empty, line_chart
-from app.feature_map import PCA, TSNE, FeatureMap
+from app.feature_map import BATCH, PCA, TSNE, FeatureMap, held_out
 from app.palette import colour_of
 from app.studio import Studio
 from app.tabs.parts import QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.status import FEW, accuracy_text
 
 MOST_IMAGES = 24  # of a cell of the confusion matrix
-BATCH = 32
 ENOUGH_COLOUR, FEW_COLOUR = "#0072b2", "#d55e00"
 INTRODUCTION = (
     "Every label tests first and trains then: <b>before learning</b> counts how often the answer was right before "
@@ -63,9 +62,8 @@ def short_accuracy(accuracy: float | None, samples: int) -> str:
     >>> short_accuracy(0.912, 48), short_accuracy(1.0, 3), short_accuracy(None, 0)
     ('91 % (n=48)', '100 % (n=3, few)', 'nothing yet')
     """
-    return (
-        "nothing yet" if accuracy is None else accuracy_text(accuracy, samples).replace("few samples", "few")
-    )
+    text = accuracy_text(accuracy, samples).replace("few samples", "few")
+    return "nothing yet" if accuracy is None else text
 
 
 # What the tab shows, from the learner's status ----------------------------------------------------------------------
@@ -178,10 +176,10 @@ def _confusion_row(
             cells.append("<td></td>")
             continue
         right = said == true
-        told = f"{count} of {total} held-out samples of {known[true].name} called {known[said].name}"
+        text = f"{count} of {total} held-out samples of {known[true].name} called {known[said].name}"
         cells.append(
             f'<td class="{"right" if right else "wrong"}" style="--share:{count / total:.2f}">'
-            f'<button data-true="{true}" data-said="{said}" title="{escape(told)}" aria-label="{escape(told)}">'
+            f'<button data-true="{true}" data-said="{said}" title="{escape(text)}" aria-label="{escape(text)}">'
             f"{count:,}</button></td>"
         )
     few = " few" if 0 < total < FEW else ""
@@ -190,23 +188,13 @@ def _confusion_row(
 
 
 def cell_samples(studio: Studio, true: int, said: int, most: int = MOST_IMAGES) -> list[int]:
-    """Held-out samples of one class whose present answer is the other: so many at most."""
-    live, found = studio.live, []
-    wanted = [sample_id for sample_id, class_id in held_out_ids(live.workspace).items() if class_id == true]
-    for start in range(0, len(wanted), BATCH):
-        ids, images = [], []
-        for sample_id in wanted[start : start + BATCH]:
-            try:
-                images.append(live.prepare(studio.workspace.image(sample_id)))
-            except UserError:
-                continue  # deleted a moment ago
-            ids.append(sample_id)
-        if ids:
-            prediction = live.predictor.predict(np.stack(images))
-            answers = prediction.class_ids[prediction.scores.argmax(1)]
-            found += [sample_id for sample_id, answer in zip(ids, answers, strict=True) if answer == said]
-        if len(found) >= most:
-            break
+    """At most so many held-out samples of one class whose present answer is the other."""
+    found: list[int] = []
+    samples = held_out(studio.live, true)
+    while len(found) < most and (batch := list(islice(samples, BATCH))):
+        prediction = studio.live.predictor.predict(np.stack([image for _, _, image in batch]))
+        answers = prediction.class_ids[prediction.scores.argmax(1)]
+        found += [sample_id for (sample_id, *_), answer in zip(batch, answers, strict=True) if answer == said]
     return found[:most]
 
 
@@ -218,13 +206,13 @@ def cell_images(studio: Studio, true: int, said: int) -> str:
     found = cell_samples(studio, true, said)
     if not found:
         return empty(f"{what}: none any more, the learner has moved on since the test.")
-    told = f"{what}: {len(found):,}" if len(found) < MOST_IMAGES else f"{what}: the first {MOST_IMAGES}"
+    number = f"{len(found):,}" if len(found) < MOST_IMAGES else f"the first {MOST_IMAGES}"
     pictures = "".join(
         f'<img src="/edge/sample/{each}" loading="lazy" title="sample {each}" '
         f'alt="sample {each}, {escape(names[true])} called {escape(names[said])}">'
         for each in found
     )
-    return f'<p>{escape(told)}</p><div class="accuracy-pictures">{pictures}</div>'
+    return f'<p>{escape(f"{what}: {number}")}</p><div class="accuracy-pictures">{pictures}</div>'
 
 
 def shown(studio: Studio) -> Shown:

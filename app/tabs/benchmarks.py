@@ -22,7 +22,7 @@ TICK_SECONDS = 1.0
 CURVES_SHOWN = 4  # runs, unless a person chooses others
 INTRODUCTION = (
     "A dataset is learned task by task in a single pass, and tested after each task on all classes so far. It runs in a "
-    "process of its own at low priority and does not touch your learner. The digits need no download and take about a "
+    "separate process at low priority and does not touch your learner. The digits need no download and take about a "
     "minute."
 )
 EMPTY = "No benchmark has been run here yet. Press Start: the embedded digits are done in about a minute."
@@ -108,7 +108,7 @@ def _accuracy(view: RunView) -> str:
 
 
 def curves_html(views: list[RunView]) -> str:
-    """A_t after each task; two lines a run."""
+    """A_t after each task; two lines per run."""
     series = []
     several = len({view.group.dataset for view in views}) > 1
     for index, view in enumerate(views):
@@ -136,7 +136,7 @@ def results_html(views: list[RunView]) -> str:
         f'<div class="benchmarks-scroll"><table class="benchmarks-table"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         '<p class="benchmarks-note">In percent: the mean over n seeds, with the half-width of its 95 % confidence interval '
-        f"from two seeds on. The paper's value stands where a run has the paper's very setting; {NOTHING} where it has none "
+        f"from two seeds on. The paper's value is given where a run has the paper's setting; {NOTHING} where it has none "
         "(the digits, a byte budget, a limit).</p>"
     )
 
@@ -146,7 +146,7 @@ def dataset_note(runs: BenchRuns, dataset: str) -> str:
     try:
         runs.check_data(dataset)
     except UserError as error:
-        # What stands between backticks is a command to copy.
+        # The text between backticks is a command to copy.
         before, command, after = (escape(part) for part in [*str(error).split("`"), "", ""][:3])
         code = f"<code>{command}</code>" if command else ""
         return f'<p class="warning">{before}{code}{after}</p>'
@@ -277,7 +277,7 @@ def _form() -> list[Any]:
         ),
         gr.Number(request.seeds, label="Seeds", info=f"a run each, up to {MOST_SEEDS}", **field("seeds", 100)),
         gr.Textbox(
-            "", label="Limit", info="images a task; empty: all", max_lines=1, placeholder="all",
+            "", label="Limit", info="images per task; empty: all", max_lines=1, placeholder="all",
             **field("limit", 100),
         ),
     ]  # fmt: skip

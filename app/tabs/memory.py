@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -102,7 +102,7 @@ def look_into(studio: Studio, class_id: int | None, most: int, seed: int = 0) ->
         counts = dict(zip(ids.tolist(), memory.class_counts().tolist(), strict=True))
         own = ids[memory.labels()]
         slots = np.flatnonzero((own == class_id) | (class_id is None))
-        # A generator of our own: drawing from the memory's would change what it learns next.
+        # Not the memory's generator: drawing from it would change what it learns next.
         chosen = np.random.default_rng(seed).permutation(slots)[:most]
         replay = memory.at(chosen)
         return Content(counts, replay.ids.tolist(), replay.images, own[chosen].tolist())
@@ -117,12 +117,12 @@ def thumbnails(studio: Studio, content: Content, classes: Sequence[ClassLook]) -
     pictures = []
     for sample_id, image, class_id in zip(content.ids, content.images, content.classes, strict=True):
         name = escape(names.get(class_id, f"class {class_id}"))
-        source, told = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
+        source, text = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
         if not _has_file(studio, sample_id):
             source = f"data:image/png;base64,{base64.b64encode(encode(image, 'png')).decode()}"
-            told += ", the memory's own copy"
+            text += ", the memory's own copy"
         pictures.append(
-            f'<figure><img src="{source}" loading="lazy" alt="{told}" title="{told}"><figcaption>{name}</figcaption></figure>'
+            f'<figure><img src="{source}" loading="lazy" alt="{text}" title="{text}"><figcaption>{name}</figcaption></figure>'
         )
     return f'<div class="memory-pictures">{"".join(pictures)}</div>'
 
@@ -155,14 +155,33 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a budget and an encoding would hold, about."""
+    """About what a budget and an encoding would hold.
 
+    >>> costs = Costs(100, 2, 1000, "raw", 2, {"raw": 8, "png": 4}, False)
+    >>> Plan(costs, 500, "raw").stays, Plan(costs, 2000, "raw").drops
+    (50, 0)
+    """
+
+    costs: Costs
     budget: int
     codec: str
-    holds: int
-    stays: int
-    drops: int
-    smallest: int  # bytes that are needed for one sample of each class
+
+    @property
+    def holds(self) -> int:
+        return self.budget // self.costs.row_bytes(self.codec)
+
+    @property
+    def stays(self) -> int:
+        return min(self.costs.samples, self.holds)
+
+    @property
+    def drops(self) -> int:
+        return self.costs.samples - self.stays
+
+    @property
+    def smallest(self) -> int:
+        """Bytes that are needed for one sample of each class."""
+        return self.costs.row_bytes(self.codec) * max(1, self.costs.classes)
 
     @property
     def possible(self) -> bool:
@@ -172,42 +191,28 @@ class Plan:
 def measure(studio: Studio) -> Costs:
     """Encode some of the memory's images in every way, and count."""
 
-    def look() -> tuple[int, int, int, str, int, int, np.ndarray, tuple[int, int, int], int]:
-        memory = studio.live.learner.memory
-        slots = np.random.default_rng(0).permutation(len(memory))[:MOST_MEASURED]
-        return (
-            *(len(memory), memory.num_classes, memory.config.bytes or 0, memory.config.codec),
-            *(memory.row_bytes(0), memory.config.quality, memory.at(slots).images, memory.image_shape),
-            memory.byte_breakdown()["image"],
+    def look() -> tuple[Costs, int, np.ndarray, tuple[int, int, int], int]:
+        memory, config = studio.live.learner.memory, studio.live.learner.memory.config
+        costs = Costs(
+            *(len(memory), memory.num_classes, config.bytes or 0, config.codec, memory.row_bytes(0)),
+            {},
+            not len(memory),
         )
+        slots = np.random.default_rng(0).permutation(len(memory))[:MOST_MEASURED]
+        total = memory.byte_breakdown()["image"]
+        return costs, config.quality, memory.at(slots).images, memory.image_shape, total
 
-    held, classes, budget, codec, fixed, quality, images, shape, total = studio.between_steps(look)
-    if not held:
-        sizes = {each: typical_bytes(shape, each) for each in CODECS}
-    else:
-        sizes = {each: _mean_bytes(images, each, quality) for each in CODECS} | {codec: -(-total // held)}
-    return Costs(held, classes, budget, codec, fixed, sizes, not held)
-
-
-def _mean_bytes(images: np.ndarray, codec: str, quality: int) -> int:
-    return -(-sum(len(encode(image, codec, quality)) for image in images) // len(images))
-
-
-def plan(costs: Costs, budget: int, codec: str) -> Plan:
-    """What would be held, would stay, and would be dropped.
-
-    >>> costs = Costs(100, 2, 1000, "raw", 2, {"raw": 8, "png": 4}, False)
-    >>> plan(costs, 500, "raw").stays, plan(costs, 2000, "raw").drops
-    (50, 0)
-    """
-    row = costs.row_bytes(codec)
-    holds = budget // row
-    stays = min(costs.samples, holds)
-    return Plan(budget, codec, holds, stays, costs.samples - stays, row * max(1, costs.classes))
+    costs, quality, images, shape, total = studio.between_steps(look)
+    if costs.guessed:
+        return replace(costs, image_bytes={codec: typical_bytes(shape, codec) for codec in CODECS})
+    sizes = {codec: sum(len(encode(image, codec, quality)) for image in images) for codec in CODECS}
+    means = {codec: -(-size // len(images)) for codec, size in sizes.items()}
+    return replace(costs, image_bytes=means | {costs.codec: -(-total // costs.samples)})
 
 
-def plan_text(costs: Costs, wanted: Plan) -> str:
-    """What would become of the memory, in a sentence."""
+def plan_text(wanted: Plan) -> str:
+    """What the memory would keep, in a sentence."""
+    costs = wanted.costs
     if not wanted.possible:
         classes = "one sample" if costs.classes <= 1 else f"one sample of each of {costs.classes} classes"
         return (
@@ -224,11 +229,11 @@ def plan_text(costs: Costs, wanted: Plan) -> str:
     return f"{now}; with this it could hold about {wanted.holds:,}, and nothing would be dropped.{guess}"
 
 
-def preview(costs: Costs, wanted: Plan) -> str:
+def preview(wanted: Plan) -> str:
     """The sentence, and every encoding beside the chosen one."""
-    rows = []
+    costs, rows = wanted.costs, []
     for codec in CODECS:
-        each = plan(costs, wanted.budget, codec)
+        each = Plan(costs, wanted.budget, codec)
         said = (("chosen", codec == wanted.codec), ("now", codec == costs.codec))
         marks = ", ".join(word for word, true in said if true)
         rows.append(
@@ -239,7 +244,7 @@ def preview(costs: Costs, wanted: Plan) -> str:
         )
     warning = ' class="warning"' if wanted.drops or not wanted.possible else ""
     return (
-        f'<p{warning} role="status">{escape(plan_text(costs, wanted))}</p><div class="memory-table"><table>'
+        f'<p{warning} role="status">{escape(plan_text(wanted))}</p><div class="memory-table"><table>'
         f"<caption>About what {format_bytes(wanted.budget)} would hold</caption>"
         "<thead><tr><th>encoding</th><th>bytes per image</th><th>bytes per sample</th><th>samples</th></tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -258,14 +263,11 @@ def parse_request(budget: str, codec: str) -> tuple[int, str]:
 
 
 def apply(studio: Studio, budget: int, codec: str) -> str:
-    """Change it now and for good; returns what to say."""
-    held, holds = studio.live.resize_memory(
-        budget, codec
-    ).result()  # a large memory takes a while to encode anew
-    dropped = f", {held - holds:,} were dropped" if held > holds else ", none was dropped"
-    return (
-        f"The memory is now {format_bytes(budget)}, images as {codec}: it holds {holds:,} samples{dropped}."
-    )
+    """Change the memory and its settings; returns a sentence about it. A large memory takes a while."""
+    held, holds = studio.live.resize_memory(budget, codec).result()
+    dropped = f"{held - holds:,} were dropped" if held > holds else "none was dropped"
+    size = f"{format_bytes(budget)}, images as {codec}"
+    return f"The memory is now {size}: it holds {holds:,} samples, {dropped}."
 
 
 # The tab --------------------------------------------------------------------------------------------------------------
@@ -310,9 +312,8 @@ class Actions:
         class_id = chosen if chosen in {look.id for look in classes} else None
         content = look_into(self._studio, class_id, MOST_THUMBNAILS, seed)
         choices: list[tuple[str, Any]] = [(ALL, ALL), *((look.name, look.id) for look in classes)]
-        return gr.Dropdown(choices=choices, value=ALL if class_id is None else class_id), thumbnails(
-            self._studio, content, classes
-        )
+        dropdown = gr.Dropdown(choices=choices, value=ALL if class_id is None else class_id)
+        return dropdown, thumbnails(self._studio, content, classes)
 
     def current(self) -> list[str]:
         now = self._studio.workspace.settings
@@ -325,8 +326,7 @@ class Actions:
             request = parse_request(size, encoding)
         except UserError as error:  # somebody is still typing: a sentence in its place, no alarm
             return f'<p class="warning" role="status">{escape(str(error))}</p>', gr.Row(visible=False)
-        costs = measure(self._studio)
-        return preview(costs, plan(costs, *request)), gr.Row(visible=False)
+        return preview(Plan(measure(self._studio), *request)), gr.Row(visible=False)
 
     @saying_errors
     def request_for(self, size: str, encoding: str) -> list[Any]:
@@ -343,21 +343,15 @@ class Actions:
     def _change(self, size: str, encoding: str, confirmed: bool) -> tuple[Any, Any, Any]:
         """What to say, the forecast, and whether to ask."""
         request = parse_request(size, encoding)
-        costs = measure(self._studio)
-        wanted = plan(costs, *request)
+        wanted = Plan(measure(self._studio), *request)
         if not wanted.possible:
-            raise UserError(plan_text(costs, wanted))
-        if request == (costs.budget, costs.codec):
-            return "<p>It is so already.</p>", preview(costs, wanted), gr.Row(visible=False)
+            raise UserError(plan_text(wanted))
+        if request == (wanted.costs.budget, wanted.costs.codec):
+            return "<p>It is so already.</p>", preview(wanted), gr.Row(visible=False)
         if wanted.drops and not confirmed:
-            return "", preview(costs, wanted), gr.Row(visible=True)
-        told = apply(self._studio, *request)
-        costs = measure(self._studio)
-        return (
-            f'<p role="status">{escape(told)}</p>',
-            preview(costs, plan(costs, *request)),
-            gr.Row(visible=False),
-        )
+            return "", preview(wanted), gr.Row(visible=True)
+        done = f'<p role="status">{escape(apply(self._studio, *request))}</p>'
+        return done, preview(Plan(measure(self._studio), *request)), gr.Row(visible=False)
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
@@ -367,18 +361,11 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     with gr.Column():
         gr.HTML("<h3>Another budget or encoding</h3>")
         with gr.Row():
-            budget = gr.Textbox(
-                size_text(settings.memory_bytes),
-                label="Budget",
-                info="like 500 KB or 2 MB",
-                elem_id="memory-budget",
-            )
-            codec = gr.Dropdown(
-                [(told, name) for name, told in ENCODINGS.items()],
-                value=settings.codec,
-                label="Encoding of the images",
-                elem_id="memory-codec",
-            )
+            size = size_text(settings.memory_bytes)
+            budget = gr.Textbox(size, label="Budget", info="like 500 KB or 2 MB", elem_id="memory-budget")
+            encodings = [(text, name) for name, text in ENCODINGS.items()]
+            label = "Encoding of the images"
+            codec = gr.Dropdown(encodings, value=settings.codec, label=label, elem_id="memory-codec")
         forecast = gr.HTML(elem_id="memory-preview")
         use = gr.Button("Apply", variant="primary", elem_id="memory-apply", scale=0, min_width=140)
         with gr.Row(visible=False) as question:

@@ -49,7 +49,7 @@ def follow_when_shown(
     """
     Opening the tab shows what another page has changed meanwhile. A field that shows it already is left alone:
     somebody may be typing in it by the time the answer comes. Also returned is what the page was shown last, which
-    whoever saves the fields must bring up to date: a change back by another page would look like none otherwise.
+    a handler that saves the fields must update: a change back by another page would look like none otherwise.
     """
     shown = gr.State(now())
 

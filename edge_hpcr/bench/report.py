@@ -46,7 +46,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Of shares, one a seed."""
+        """Of shares, one per seed."""
         return cls(*metrics.mean_and_interval([100 * value for value in values])) if values else cls()
 
     @property

@@ -86,7 +86,7 @@ class RunConfig:
 
 @dataclass
 class Progress:
-    """Where a run stands; saved with the learner."""
+    """The progress of a run; saved with the learner."""
 
     task: int = 0
     position: int = 0  # in the task's training indices
@@ -258,7 +258,7 @@ class Run:
         return self._seconds / done * (self.steps_in_all - done)
 
     def _show_progress(self) -> None:
-        """Write where the run stands into a small file, for other processes to read."""
+        """Write the run's progress into a small file, for other processes to read."""
         progress = self.progress
         facts = {
             "task": progress.task,

@@ -45,7 +45,7 @@ def split(
     passes: int = 0,
     validation: bool = False,
 ) -> SplitStream:
-    """`limit` keeps that many training images a task; `passes` > 0 gives all data shuffled, as often, as one task."""
+    """`limit` keeps that many training images per task; `passes` > 0 gives all data shuffled, as often, as one task."""
     classes = len(dataset.class_names)
     if not 1 <= tasks <= classes or classes % tasks:
         divisors = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)

@@ -1,4 +1,4 @@
-"""`python -m edge_hpcr bench`: from the command line to runs, one process a seed."""
+"""`python -m edge_hpcr bench`: from the command line to runs, one process per seed."""
 
 import hashlib
 import multiprocessing
@@ -63,7 +63,9 @@ def bench(
         str,
         Option(help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced"),
     ] = "split",
-    limit: Annotated[int | None, Option(min=1, metavar="N", help="train on at most N images a task")] = None,
+    limit: Annotated[
+        int | None, Option(min=1, metavar="N", help="train on at most N images per task")
+    ] = None,
     validation: Annotated[
         bool, Option("--validation", help="test on a held-out tenth of the training set instead")
     ] = False,
@@ -83,7 +85,7 @@ def bench(
         int | None, Option(min=0, max=2**32 - 1, metavar="K", help="run one seed", show_default="0")
     ] = None,
     jobs: Annotated[
-        int | None, Option(min=1, metavar="N", help="seeds at a time", show_default="one a core")
+        int | None, Option(min=1, metavar="N", help="seeds at a time", show_default="one per core")
     ] = None,
     threads: Annotated[int, Option(min=1, metavar="N", help="of a run")] = 1,
     device: Annotated[str, Option(help="auto, cpu, cuda or mps")] = "auto",
@@ -137,7 +139,7 @@ def _interrupt() -> None:
 
 
 def configure(options: list[str]) -> list[RunConfig]:
-    """The runs that these options of the command ask for, one a seed."""
+    """The runs that these options of the command ask for, one per seed."""
     try:
         with typer.main.get_command(commands).make_context("bench", list(map(str, options))) as context:
             return _configure(SimpleNamespace(**context.params))

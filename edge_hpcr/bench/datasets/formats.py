@@ -69,7 +69,7 @@ def read_idx_folder(folder: Path, class_names: tuple[str, ...]) -> Dataset:
 
 
 def content_hash(arrays: Dataset) -> str:
-    """One SHA-256 over images and labels, the same whatever the files around them were."""
+    """One SHA-256 over images and labels, which does not depend on the files around them."""
     digest = hashlib.sha256()
     for array in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
         digest.update(f"{array.shape}".encode())
