@@ -164,7 +164,7 @@ def run_parts(part: str, measures: Mapping[str, Callable[[Path], Facts]], out: P
         said = facts.pop("said", None) or [json.dumps(facts)]
         kept[name] = {**facts, **machine}
         keep(out, kept)
-        print("\n  ".join([f"{name:<9}{'pass' if passed else 'MISSED'}", *said]), flush=True)
+        print("\n  ".join([f"{name:<8} {'pass' if passed else 'MISSED'}", *said]), flush=True)
     print(f"kept in {out}")
     return 0 if all(kept[name]["passed"] for name in names) else 1
 

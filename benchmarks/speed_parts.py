@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.runner import seconds
+from edge_hpcr.learner import learner as learning
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.network import Network
 
@@ -27,7 +28,7 @@ def shares(learner: Learner, batches: Batches, steps: int) -> dict[str, float]:
     parts: list[tuple[Any, str, str]] = [
         (learner.network, "features", "network forward"),
         (Tensor, "backward", "network backward"),
-        (learner, "_inputs", "augmentation"),
+        (learning, "augment", "augmentation"),
         (learner.memory, "sample", "memory sampling"),
         (learner.memory, "offer", "memory update"),
         (learner.memory, "admit", "memory update"),
