@@ -17,12 +17,6 @@ def few_threads():
     torch.set_num_threads(int(os.environ.get("EDGE_HPCR_TEST_THREADS", "1")))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
-
-
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load("digits")

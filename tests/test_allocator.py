@@ -26,6 +26,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc offers this choice")
 def test_large_buffers_that_are_freed_and_asked_for_again_cause_no_page_faults():
     faults = {

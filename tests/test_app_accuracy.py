@@ -86,6 +86,7 @@ def test_a_workspace_that_holds_nothing_out_says_why_nothing_is_measured():
     assert "10%" in tab.summary(status, LOOKS, held_out_share=0.1)
 
 
+@pytest.mark.slow
 def test_numbers_say_on_how_many_samples_they_rest(taught):
     _, (summary, _) = tab.shown(taught).now()
     held_out = taught.live.status()["held_out"]
@@ -200,6 +201,7 @@ def test_pca_keeps_distances_of_what_lies_in_a_plane():
     assert places.shares is not None and sum(places.shares) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PCA, TSNE])
 def test_a_map_has_the_points_of_each_class_and_a_star_for_each_proxy(taught, kind):
     looks = tab.looks(taught)
@@ -210,6 +212,7 @@ def test_a_map_has_the_points_of_each_class_and_a_star_for_each_proxy(taught, ki
     assert sum(int(count) for count in re.findall(r": (\d+)</text>", text)) == 60  # each sample once
 
 
+@pytest.mark.slow
 def test_a_map_is_made_once_for_all_pages_until_the_learner_moves_on(taught):
     maps = FeatureMap(taught)
     maps.draw(PCA, {1: "a"}, {1: "#000000"})

@@ -61,6 +61,7 @@ def test_the_end_of_a_run_is_read_as_utc_in_summer_too(monkeypatch, zone):
         time.tzset()
 
 
+@pytest.mark.slow
 def test_a_run_goes_to_its_end_at_low_priority_and_its_result_can_be_fetched(runs):
     one = runs()
     assert one.runs() == []
@@ -86,6 +87,7 @@ def test_a_run_goes_to_its_end_at_low_priority_and_its_result_can_be_fetched(run
     assert one.runs() == [] and list(one.folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cancelled_saves_itself_and_continues_while_another_waits_its_turn(runs):
     one = runs()
     whole = Request(seeds=2)
@@ -126,6 +128,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_run_outlives_a_program_that_was_killed_and_is_taken_over_by_the_next(runs, tmp_path):
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "benchmarks")], stdout=subprocess.PIPE, text=True
@@ -156,6 +159,7 @@ def test_a_run_that_is_killed_from_outside_is_called_failed_and_can_be_continued
     assert state(runs(), name) == "failed"
 
 
+@pytest.mark.slow
 def test_what_the_command_refuses_is_said_as_its_sentence(runs):
     one = runs()
     (name,) = one.start(Request(size="500", limit=20))
@@ -228,6 +232,7 @@ def test_a_workspace_with_benchmarks_is_whole_and_no_stranger(tmp_path):
     assert Layout(tmp_path / "new").strangers() == []
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_tells_where_it_stands_in_a_file(tmp_path):
     seen = []
 

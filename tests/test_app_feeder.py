@@ -30,6 +30,7 @@ def pictures(folder, count):
         cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 255, (24, 24, 3), np.uint8))
 
 
+@pytest.mark.slow
 def test_a_folder_waits_while_its_picture_is_held(feeder, tmp_path):
     pictures(tmp_path / "photos" / "mug", 12)
     feeder.choose(str(tmp_path / "photos"), "folders")
@@ -42,6 +43,7 @@ def test_a_folder_waits_while_its_picture_is_held(feeder, tmp_path):
     assert feeder.workspace.journal.counts().labels == 12
 
 
+@pytest.mark.slow
 def test_a_few_labelled_files_of_a_watched_folder_are_labelled_soon(feeder, tmp_path):
     pictures(tmp_path / "inbox" / "cup", 3)
     feeder.choose(f"watch:{tmp_path / 'inbox'}", "folders")
@@ -50,6 +52,7 @@ def test_a_few_labelled_files_of_a_watched_folder_are_labelled_soon(feeder, tmp_
     )
 
 
+@pytest.mark.slow
 def test_a_held_picture_stays_however_many_frames_pass(feeder):
     feeder.choose("browser")
     camera = feeder.browser_camera
@@ -82,6 +85,7 @@ def test_a_name_that_no_file_can_have_is_no_source(feeder, spec):
         feeder.choose(spec)
 
 
+@pytest.mark.slow
 def test_a_still_picture_is_asked_about_now_and_then_and_another_one_at_once(feeder, monkeypatch):
     feeder.choose("browser")
     asked, answer = [], feeder.live.answer

@@ -74,6 +74,7 @@ def held(studio):
 # What it is now
 
 
+@pytest.mark.slow
 def test_the_bar_has_every_byte_and_what_is_free(looked_at):
     facts = held(looked_at)
     text = tab.budget_bar(facts)
@@ -122,6 +123,7 @@ def test_each_class_has_a_bar_with_its_number_and_its_name_is_no_markup(looked_a
     assert NASTY not in text and "&lt;b&gt;mug" in text
 
 
+@pytest.mark.slow
 def test_the_text_is_made_again_only_when_something_changed(taught, digits):
     shown = tab.shown(taught)
     _, texts = shown.now()
@@ -130,6 +132,7 @@ def test_the_text_is_made_again_only_when_something_changed(taught, digits):
     assert "scissors" in shown.now()[1][0]
 
 
+@pytest.mark.slow
 def test_a_stopped_learner_is_a_sentence_and_not_an_alarm(taught):
     shown = tab.shown(taught)
     taught.live.stop()
@@ -149,6 +152,7 @@ def test_thumbnails_are_of_the_class_that_was_asked_for_and_never_too_many(looke
     )
 
 
+@pytest.mark.slow
 def test_a_sample_whose_file_is_gone_is_shown_from_the_memory(taught):
     taught.workspace.forget_images([31])
     content = tab.look_into(taught, 2, most=24)
@@ -196,6 +200,7 @@ def test_what_stays_and_what_is_dropped_is_what_is_held(costs, budget, codec):
     assert wanted.possible == (wanted.holds >= max(1, costs.classes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_said_beforehand_is_about_what_is_held_afterwards(taught, codec):
     wanted = tab.Plan(tab.measure(taught), 12_000, codec)
@@ -249,6 +254,7 @@ def test_an_unknown_encoding_is_refused():
 # Changing it
 
 
+@pytest.mark.slow
 def test_a_change_counts_at_once_and_after_a_restart(taught):
     assert "40 samples, none was dropped" in tab.apply(taught, 3 * BUDGET, "png")
     kept = Settings.load(taught.workspace.layout.settings)
@@ -258,6 +264,7 @@ def test_a_change_counts_at_once_and_after_a_restart(taught):
     assert (memory.config.bytes, memory.config.codec, len(memory)) == (3 * BUDGET, "png", 40)
 
 
+@pytest.mark.slow
 def test_a_change_that_the_memory_refuses_leaves_memory_and_settings_as_they_were(taught):
     with pytest.raises(UserError, match="raise the budget"):
         tab.apply(taught, 100, "raw")
@@ -265,6 +272,7 @@ def test_a_change_that_the_memory_refuses_leaves_memory_and_settings_as_they_wer
     assert Settings.load(taught.workspace.layout.settings).memory_bytes == BUDGET
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_be_written_leave_the_memory_as_it_was(taught):
     (
         taught.workspace.layout.settings.with_name("settings.json.writing")
@@ -275,6 +283,7 @@ def test_settings_that_cannot_be_written_leave_the_memory_as_it_was(taught):
     assert (memory.bytes, memory.codec) == (BUDGET, "raw")
 
 
+@pytest.mark.slow
 def test_two_pages_that_change_it_at_once_leave_one_of_the_two_and_settings_that_say_which(taught):
     both = [threading.Thread(target=tab.apply, args=(taught, size, "raw")) for size in (20_000, 30_000)]
     for each in both:

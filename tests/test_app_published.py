@@ -43,6 +43,7 @@ def finished(models):
     return models.publication
 
 
+@pytest.mark.slow
 def test_a_version_is_published_by_hand_measured_and_shown(taught):
     one, models = taught
     assert models.versions() == []
@@ -73,6 +74,7 @@ def test_a_version_is_published_by_hand_measured_and_shown(taught):
     assert [each.number for each in models.versions()] == [2, 1]
 
 
+@pytest.mark.slow
 def test_two_publications_at_once_are_refused_and_progress_says_how_long_it_takes(taught):
     one, models = taught
     one.teach(0)
@@ -89,6 +91,7 @@ def test_two_publications_at_once_are_refused_and_progress_says_how_long_it_take
     assert "8 bits" in models._announcement(int8=True)
 
 
+@pytest.mark.slow
 def test_any_version_can_count_and_a_rollback_is_marked_until_it_ends(tmp_path):
     exports = with_template(tmp_path / "exports")
     snapshot = first().snapshot
@@ -107,6 +110,7 @@ def test_any_version_can_count_and_a_rollback_is_marked_until_it_ends(tmp_path):
     assert latest_version(exports) == 3
 
 
+@pytest.mark.slow
 def test_a_worse_model_is_refused_in_a_sentence_and_published_on_demand(taught, monkeypatch):
     one, models = taught
     good = first().snapshot
@@ -118,6 +122,7 @@ def test_a_worse_model_is_refused_in_a_sentence_and_published_on_demand(taught, 
     assert finished(models).phase == "published" and models.versions()[0].number == 2
 
 
+@pytest.mark.slow
 def test_a_picture_is_answered_as_a_device_would_and_names_are_escaped(taught):
     one, models = taught
     one.teach(0, 8)
@@ -134,6 +139,7 @@ def test_a_picture_is_answered_as_a_device_would_and_names_are_escaped(taught):
         models.answer(7, "fp32", image)
 
 
+@pytest.mark.slow
 def test_a_damaged_version_says_so_instead_of_a_latency(taught):
     one, models = taught
     one.teach(0)
@@ -165,6 +171,7 @@ def test_an_upload_is_decoded_once_and_gone(tmp_path, monkeypatch):
     assert outside.exists()
 
 
+@pytest.mark.slow
 def test_a_picture_of_200_megapixels_is_refused_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     (tmp_path / "a").mkdir()
@@ -191,6 +198,7 @@ def test_the_commands_for_a_device_name_this_workspace(tmp_path):
     assert "python -m export serve --workspace" in page
 
 
+@pytest.mark.slow
 def test_a_latency_that_was_measured_is_not_measured_again(taught):
     one, models = taught
     one.teach(0)

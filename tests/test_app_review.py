@@ -183,6 +183,7 @@ def test_held_out_samples_are_marked_and_a_lost_image_is_told(studio):
     assert [i for i, sample in samples.items() if not sample["image"]] == [ids[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "words"),
     [

@@ -69,6 +69,7 @@ def jpeg(side: int = 64) -> bytes:
 # Who may ask --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/edge/state", "/config", "/gradio_api/info", "/healthz"])
 def test_a_name_that_points_here_by_trick_is_refused(app, path):
     assert ask(app, "GET", path, Host="evil.example")[0] == 400
@@ -98,6 +99,7 @@ def test_pictures_are_not_for_other_sites_but_links_are(app):
     assert ask(app, "POST", "/edge/act", '{"do": "hold"}', Origin=own, Sec_Fetch_Site="same-origin")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -116,6 +118,7 @@ def test_everything_but_the_health_check_needs_the_password(guarded, path):
     assert ask(guarded, "GET", "/healthz")[0] == 200
 
 
+@pytest.mark.slow
 def test_wrong_passwords_are_slowed_down(tmp_path):
     def header(password: str) -> dict[str, str]:
         return {"Authorization": "Basic " + base64.b64encode(f"anna:{password}".encode()).decode()}
@@ -165,6 +168,7 @@ def test_files_that_the_page_does_not_offer_cannot_be_had(app, how):
         assert secret.read_bytes()[:50] not in body
 
 
+@pytest.mark.slow
 def test_a_path_in_a_request_is_not_read_by_gradio(app, tmp_path):
     """The hole of mounted apps: a file named in a component's value is copied to where everybody may fetch it."""
     secret = tmp_path / "secret.txt"  # readable for the server, and in none of the folders that it blocks
@@ -223,6 +227,7 @@ def test_bad_requests_are_answered_with_a_sentence(app, body, says):
     assert says in json.loads(answer)["error"]
 
 
+@pytest.mark.slow
 def test_a_frame_is_labelled_as_it_was_shown(app):
     wait_for(lambda: json.loads(ask(app, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
     frame = json.loads(ask(app, "GET", "/edge/state")[1])["frame"]["number"]
@@ -263,6 +268,7 @@ def test_a_camera_that_nobody_wants_is_told_so(app):
     assert json.loads(ask(app, "POST", "/edge/camera", jpeg())[1]) == {"wanted": False}
 
 
+@pytest.mark.slow
 def test_an_undo_does_not_overtake_the_label_before_it(app):
     studio = app.server.studio
     act(app, do="source", source="browser")
@@ -286,6 +292,7 @@ def test_an_undo_does_not_overtake_the_label_before_it(app):
     assert {row.name: row.labels for row in studio.journal.classes()}["overtaken"] == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(tmp_path):
     with running(tmp_path / "workspace") as app:
         journal = app.server.studio.journal
@@ -320,6 +327,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -337,6 +345,7 @@ def test_wrong_options_end_with_2_and_one_line(arguments, says):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_port_or_workspace_in_use_is_refused(app, tmp_path):
     taken = command("--workspace", str(tmp_path / "other"), "--port", str(app.port))
     assert taken.returncode == 2
@@ -364,6 +373,7 @@ print(heavy, parsed.count("gradio.component_meta"))
 """
 
 
+@pytest.mark.slow
 def test_a_start_imports_and_parses_nothing_that_it_could_do_without(tmp_path):
     """Each of these once cost a start between half a second and two."""
     done = subprocess.run(
@@ -373,12 +383,14 @@ def test_a_start_imports_and_parses_nothing_that_it_could_do_without(tmp_path):
     assert done.stdout.splitlines()[-1:] == ["[] 0"], done.stderr
 
 
+@pytest.mark.slow
 def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(tmp_path):
     with running_alone(tmp_path / "workspace") as alone:
         process = psutil.Process(alone.process.pid)
         wait_for(lambda: any("matplotlib" in each.path for each in process.memory_maps()), "matplotlib")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
     alone = App(tmp_path / "workspace")
     wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")

@@ -63,6 +63,7 @@ def test_saved_settings_are_on_disk_and_the_answer_says_when_they_count(studio):
     assert (kept.micro_batch, kept.disk_bytes, kept.gate_sure, kept.threads) == (5, 500_000_000, 0.9, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

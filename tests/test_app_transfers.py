@@ -119,6 +119,7 @@ def folder(tmp_path):
 # Import -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_is_imported_and_the_result_is_a_sentence(app, folder):
     (folder / "pen" / "broken.png").write_bytes(b"no image")
     assert app.act(do="import", path=f" {folder} ")["message"] == f"importing {folder} …"
@@ -129,6 +130,7 @@ def test_a_folder_is_imported_and_the_result_is_a_sentence(app, folder):
     assert app.labels() == {"mug": 2, "pen": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -149,6 +151,7 @@ def test_a_folder_that_is_missing_is_told_as_a_sentence(app, tmp_path):
     assert result["phase"] == "failed" and result["message"].endswith("there is no such folder or zip file")
 
 
+@pytest.mark.slow
 def test_an_uploaded_zip_is_imported_under_its_own_name_and_nothing_is_left_of_it(app):
     content = zipped(MUGS)
     assert app.upload(content, "C:\\Bilder\\mügs.ZIP")["state"]["transfer"]["kind"] == "import"
@@ -176,6 +179,7 @@ def test_an_upload_is_called_by_one_part_of_a_path(sent, kept):
     assert upload_name(sent) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -198,6 +202,7 @@ def test_a_zip_that_cannot_be_used_is_refused_with_a_sentence_and_nothing_is_lef
     assert not [*tmp_path.rglob("evil*")]
 
 
+@pytest.mark.slow
 def test_one_packed_image_that_is_a_bomb_is_bad_and_the_others_are_taken(app):
     bomb = zipped({**MUGS, "mug/bomb.png": bytes(60_000_000)}, zipfile.ZIP_DEFLATED)
     assert len(bomb) < 100_000
@@ -208,6 +213,7 @@ def test_one_packed_image_that_is_a_bomb_is_bad_and_the_others_are_taken(app):
     assert app.left() == []
 
 
+@pytest.mark.slow
 def test_a_zip_that_unpacks_to_too_much_in_all_is_refused(app, monkeypatch):
     monkeypatch.setattr(labelled_files, "MOST_BYTES", 5_000_000)
     app.upload(zipped({f"mug/{n}.png": bytes(2_000_000) for n in range(5)}, zipfile.ZIP_DEFLATED))
@@ -236,6 +242,7 @@ def test_an_upload_that_grows_too_large_on_its_way_is_refused_and_removed(app, m
     assert app.transfer()["phase"] == "failed" and app.left() == []
 
 
+@pytest.mark.slow
 def test_an_upload_that_breaks_off_is_removed_and_the_next_one_may_come(app):
     with socket.create_connection(("127.0.0.1", app.port)) as raw:
         raw.sendall(
@@ -251,6 +258,7 @@ def test_an_upload_that_breaks_off_is_removed_and_the_next_one_may_come(app):
     assert app.ended()["phase"] == "done" and app.labels() == {"mug": 2, "pen": 1}
 
 
+@pytest.mark.slow
 def test_a_second_transfer_is_refused_while_one_is_under_way_and_an_upload_can_be_cancelled(app, folder):
     with socket.create_connection(("127.0.0.1", app.port)) as raw:
         raw.sendall(
@@ -268,6 +276,7 @@ def test_a_second_transfer_is_refused_while_one_is_under_way_and_an_upload_can_b
     assert "nothing to cancel" in app.act(do="cancel_transfer")["error"]
 
 
+@pytest.mark.slow
 def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, folder, monkeypatch):
     (folder / "mug" / "more").mkdir()
     for number in range(100, 140):
@@ -291,6 +300,7 @@ def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, fo
 # Export -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_export_is_made_fetched_once_and_gone(app, folder):
     app.act(do="import", path=str(folder))
     app.ended()
@@ -315,6 +325,7 @@ def test_an_export_is_made_fetched_once_and_gone(app, folder):
     assert "no export is ready" in app.client.get("/edge/export.zip").json()["error"]
 
 
+@pytest.mark.slow
 def test_an_export_whose_file_has_vanished_is_told_as_a_sentence(app, folder):
     app.act(do="import", path=str(folder))
     app.ended()
@@ -325,6 +336,7 @@ def test_an_export_whose_file_has_vanished_is_told_as_a_sentence(app, folder):
     assert answer.status_code == 400 and "start a new one" in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_a_sample_whose_file_has_vanished_is_not_found(app, folder):
     app.act(do="import", path=str(folder))
     app.ended()
@@ -354,6 +366,7 @@ def test_uploads_are_measured_while_files_come_and_go(tmp_path):
         thread.join()
 
 
+@pytest.mark.slow
 def test_an_export_of_nothing_says_so(app):
     app.act(do="export")
     result = app.ended()
@@ -361,6 +374,7 @@ def test_an_export_of_nothing_says_so(app):
     assert app.left() == []
 
 
+@pytest.mark.slow
 def test_an_export_that_nobody_fetches_is_removed(app, folder, monkeypatch):
     monkeypatch.setattr(transfers, "EXPORT_SECONDS", 0.05)
     app.act(do="import", path=str(folder))
@@ -371,6 +385,7 @@ def test_an_export_that_nobody_fetches_is_removed(app, folder, monkeypatch):
     app.until(lambda: app.transfer()["ready"] is False)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program_removes_an_export_that_waits(app, folder):
     app.act(do="import", path=str(folder))
     app.ended()

@@ -88,6 +88,7 @@ def by_torchvision(image: torch.Tensor, params: AugmentParams, i: int) -> torch.
 # -- Given parameters: exactly as torchvision ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize(
     # Of noise, float32 resampling positions leave more: torchvision is then 1.4e-5 off its own float64 result.
@@ -130,6 +131,7 @@ def test_an_image_is_treated_alike_alone_and_in_a_batch():
 # -- Drawn parameters: distributed as torchvision's ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("height", "width", "scale", "config"),
     [
@@ -353,6 +355,7 @@ def test_a_config_that_changes_nothing_returns_the_images():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [AugmentConfig(), AugmentConfig(jitter=0, grey=0), AugmentConfig(jitter=1, grey=1), AugmentConfig(hue=0)],

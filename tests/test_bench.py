@@ -88,6 +88,7 @@ def test_the_digits_benchmark_runs_to_its_end_and_replay_keeps_the_old_digits(tm
     assert result["ema"]["A_T"] > forgotten["ema"]["A_T"] + 0.15
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
     whole = Run(quick_config(), tmp_path / "whole").run()
     (tmp_path / "cut").mkdir()
@@ -161,6 +162,7 @@ def test_a_run_whose_loss_is_not_finite_keeps_its_last_good_state(tmp_path):
     assert without_times(Run(quick_config(), tmp_path).run()) == without_times(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_is_running_is_refused(tmp_path):
     def run_it_again(run: Run) -> None:
         with pytest.raises(UserError, match="another process"):
@@ -191,6 +193,7 @@ with locked(Path(sys.argv[1]), "held by the parent", remove=True):
 """
 
 
+@pytest.mark.slow
 def test_a_lock_whose_last_holder_removed_its_file_is_held_by_one_process_only(tmp_path):
     path = tmp_path / "run.lock"
     command = [sys.executable, "-c", SLOW_TO_LOCK, str(path)]
@@ -206,6 +209,7 @@ def test_a_lock_whose_last_holder_removed_its_file_is_held_by_one_process_only(t
     assert other.returncode == 0 and not path.exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_by_the_command(tmp_path, capsys):
     def stop(run: Run) -> None:
         run.stop_requested = True
@@ -259,6 +263,7 @@ def test_a_finished_run_is_not_run_again_unless_asked(tmp_path, capsys):
     assert path.stat().st_mtime_ns > first
 
 
+@pytest.mark.slow
 def test_a_result_of_other_settings_is_never_taken_for_this_run(tmp_path, capsys):
     assert main([*QUICK, "--out", str(tmp_path)]) == 0
     assert main([*QUICK, "--device", "cpu", "--out", str(tmp_path)]) == 2
@@ -267,6 +272,7 @@ def test_a_result_of_other_settings_is_never_taken_for_this_run(tmp_path, capsys
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["iid", "iid_pp"])
 def test_the_shuffled_references_are_one_task_of_all_classes(tmp_path, method):
     result = Run(quick_config(method=method), tmp_path).run()
@@ -277,6 +283,7 @@ def test_the_shuffled_references_are_one_task_of_all_classes(tmp_path, method):
     assert result["steps"] == steps
 
 
+@pytest.mark.slow
 def test_evaluation_is_over_the_classes_seen_so_far_and_per_class(tmp_path):
     result = Run(quick_config(), tmp_path).run()
     for task, by_class in enumerate(result["class_accuracy"]):

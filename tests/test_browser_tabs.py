@@ -16,6 +16,8 @@ from edge_hpcr.bench.datasets import load
 from edge_hpcr.workspace.folder import Taken, Workspace
 from export.publish.versions import latest_version, versions
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture
 def app(tmp_path):

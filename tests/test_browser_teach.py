@@ -25,6 +25,8 @@ from playwright.sync_api import Page, expect
 
 from app.security import Credentials
 
+pytestmark = pytest.mark.browser
+
 TABS = ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings")
 
 

@@ -143,6 +143,7 @@ def test_after_a_kill_between_the_two_renames_the_previous_one_is_read(tmp_path)
     assert checkpoint.read(tmp_path / "c")[1] == {"step": 2}
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_a_whole_checkpoint_is_there(tmp_path):
     """A real process writes one checkpoint after the other and is killed; what is read back is one of them, whole."""
     program = textwrap.dedent(

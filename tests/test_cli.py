@@ -103,6 +103,7 @@ def test_an_output_folder_that_cannot_be_written_is_named(tmp_path, capsys):
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program_and_keeps_its_exit_codes():
     program = [sys.executable, "-m", "edge_hpcr"]
     wrong = subprocess.run([*program, "bench", "--dataset", "nothing"], capture_output=True, text=True)
@@ -114,6 +115,7 @@ def test_the_module_runs_as_a_program_and_keeps_its_exit_codes():
     assert "examples:" in helped.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS, "device"])
 def test_every_command_explains_itself(command, capsys):
     if command == "device":  # argparse, which ends the process by itself
@@ -137,6 +139,7 @@ print(sorted({"torch", "gradio", "pandas"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -19,6 +19,7 @@ def gradient_image() -> np.ndarray:
     return np.stack([rows * 8, columns * 6 + 40, 200 - rows * 4 - columns], axis=-1).astype(np.uint8)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(image=arrays(np.uint8, st.tuples(st.integers(1, 40), st.integers(1, 40), st.just(3))))
 @pytest.mark.parametrize("codec", ["raw", "png"])

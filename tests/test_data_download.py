@@ -100,6 +100,7 @@ def mnist_images(site, monkeypatch) -> np.ndarray:
     return images
 
 
+@pytest.mark.slow
 def test_a_dataset_is_downloaded_checked_stored_and_its_downloads_removed(
     site, mnist_images, tmp_path, capsys
 ):
@@ -113,6 +114,7 @@ def test_a_dataset_is_downloaded_checked_stored_and_its_downloads_removed(
     assert capsys.readouterr().out == ""  # where the command prints the folder
 
 
+@pytest.mark.slow
 def test_a_broken_download_says_so_and_the_next_run_keeps_the_files_that_are_whole(
     site, mnist_images, tmp_path
 ):
@@ -128,6 +130,7 @@ def test_a_broken_download_says_so_and_the_next_run_keeps_the_files_that_are_who
     np.testing.assert_array_equal(store.read(tmp_path, "mnist", MNIST).train_labels[:5], range(5))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_unpacking_is_taken_up_again(site, mnist_images, tmp_path):
     sources.download("mnist", store.partial_folder(tmp_path, "mnist"))
     half = store.partial_folder(tmp_path, "mnist") / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
@@ -136,12 +139,14 @@ def test_a_run_that_was_killed_while_unpacking_is_taken_up_again(site, mnist_ima
     np.testing.assert_array_equal(store.read(tmp_path, "mnist", MNIST).test_images[..., 0], mnist_images[20:])
 
 
+@pytest.mark.slow
 def test_data_that_are_not_the_official_ones_are_not_stored(site, mnist_images, tmp_path):
     with pytest.raises(UserError, match="not the official ones"):
         sources.obtain("mnist", DATASETS["mnist"], tmp_path, "download")
     assert not (tmp_path / "mnist").exists()
 
 
+@pytest.mark.slow
 def test_a_file_with_another_checksum_is_refused(site, monkeypatch, tmp_path):
     site.files["cifar.tar.gz"] = b"something else"
     monkeypatch.setattr(datasets.CIFAR10, "url", f"{site.address}cifar.tar.gz")
@@ -152,6 +157,7 @@ def test_a_file_with_another_checksum_is_refused(site, monkeypatch, tmp_path):
     assert not (tmp_path / "cifar10").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_given_up(site, monkeypatch, tmp_path):
     site.silent = threading.Event()
     monkeypatch.setattr(sources, "TIMEOUT_SECONDS", 0.1)
@@ -160,6 +166,7 @@ def test_a_server_that_does_not_answer_is_given_up(site, monkeypatch, tmp_path):
         sources.obtain("tiny_imagenet", DATASETS["tiny_imagenet"], tmp_path, "download")
 
 
+@pytest.mark.slow
 def test_auto_says_why_each_source_failed_and_what_to_do(site, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))  # no npm here
     monkeypatch.setattr(datasets.MNIST, "mirrors", [site.address])
@@ -172,6 +179,7 @@ def test_auto_says_why_each_source_failed_and_what_to_do(site, tmp_path, monkeyp
     assert said.index("'download' failed: ") < said.index("trying the source 'npm'")
 
 
+@pytest.mark.slow
 def test_a_zip_with_tiny_imagenet_is_downloaded_and_unpacked(site, tmp_path, monkeypatch):
     info = replace(DATASETS["tiny_imagenet"], classes=2, train_per_class=1, test_per_class=1)
     archive = tmp_path / "made.zip"

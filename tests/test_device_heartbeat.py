@@ -100,6 +100,7 @@ def test_a_model_that_fails_is_no_sign_of_life_and_skipped_frames_are(tmp_path: 
     assert "the GPU is gone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_watched_folder_to_which_nothing_comes_is_well(tmp_path: Path):
     publish(tmp_path / "exports", 1)
     (tmp_path / "photos").mkdir()

@@ -421,6 +421,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[HotSwap, P
     return swap, exports, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_bad_model_is_refused_once_and_the_old_one_goes_on(running, name: str):
     swap, exports, said = running
@@ -472,6 +473,7 @@ def endless_when_black(model: ModelProto) -> None:
     model.graph.node.insert(3, helper.make_node("Less", ["most", "half"], ["black"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [(nan_when_black, "scores of an image is not a number"), (endless_when_black, "took too long")],
@@ -487,6 +489,7 @@ def test_a_frame_that_a_model_fails_on_is_told_and_the_next_is_answered(
     assert classifier.predict([frame_of("green")])[0].top[0].name == "green"
 
 
+@pytest.mark.slow
 def test_more_fields_than_any_model_has_are_not_walked_for_minutes():
     with pytest.raises(model_file.BadModel, match="fields"):
         check_one_file(b"\x08\x01" * (MOST_FIELDS + 1), "model.onnx")

@@ -387,6 +387,7 @@ NASTY: dict[str, tuple[Answer, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NASTY)
 def test_a_nasty_server_is_reported_and_the_old_model_goes_on(exports: Path, cache: Path, name: str):
     answer, complaint = NASTY[name]

@@ -89,6 +89,7 @@ def until(condition, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_results_arrive_under_their_topic_and_again_after_the_broker_hung_up(broker: Broker):
     sender = MqttSender(f"127.0.0.1:{broker.port}/shelf/3")
     try:

@@ -97,6 +97,7 @@ def line_of(stream, pattern: str) -> str:
     raise AssertionError(f"it ended without saying {pattern!r}")
 
 
+@pytest.mark.slow
 def test_a_json_line_a_frame_and_nothing_else_on_stdout(exports: Path, images: Path):
     done = run("--models", exports, "--source", images, "--top", 2)
     assert done.returncode == 0
@@ -110,6 +111,7 @@ def test_a_json_line_a_frame_and_nothing_else_on_stdout(exports: Path, images: P
     assert abs(first["at"] - time.time()) < 100
 
 
+@pytest.mark.slow
 def test_every_nth_frame_and_so_many_answers(exports: Path, images: Path):
     done = run("--models", exports, "--source", images, "--every", 2)
     assert [json.loads(line)["frame"] for line in done.stdout.splitlines()] == [1, 3]
@@ -165,6 +167,7 @@ def test_without_a_gpu_there_is_one_warning(exports: Path, images: Path):
     )
 
 
+@pytest.mark.slow
 def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
     exports: Path, images: Path, tmp_path: Path
 ):
@@ -194,6 +197,7 @@ def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
         assert process.stdout.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports: Path, number: int):
     with started("--models", exports, "--source", "9") as process:
@@ -204,6 +208,7 @@ def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports
         assert (process.returncode, "Traceback" in errors) == (0, False), errors
 
 
+@pytest.mark.slow
 def test_a_first_model_is_waited_for_if_asked(images: Path, tmp_path: Path):
     exports = tmp_path / "later"
     with started("--models", exports, "--source", images, "--wait", "--poll", 0.05) as process:
@@ -213,6 +218,7 @@ def test_a_first_model_is_waited_for_if_asked(images: Path, tmp_path: Path):
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_when_nobody_reads_the_results_any_more_it_ends_quietly(exports: Path, images: Path):
     with started("--models", exports, "--source", images, "--watch") as process:
         for _ in NAMES:
@@ -271,6 +277,7 @@ def test_a_frame_that_fails_is_told_again_after_one_that_did_not(tmp_path: Path,
     assert said.err.count("not a number") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_model_that_hangs_on_a_frame_does_not_hold_up_the_end(tmp_path: Path, number: int):
     (tmp_path / "images").mkdir()
@@ -308,12 +315,14 @@ leave(3)
 """
 
 
+@pytest.mark.slow
 def test_the_end_while_other_threads_are_in_a_model_is_no_crash(exports: Path):
     arguments = [sys.executable, "-c", LEAVE, str(exports)]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", "")
 
 
+@pytest.mark.slow
 def test_the_end_in_the_middle_of_a_swap_is_not_waited_for(exports: Path, images: Path):
     with started("--models", exports, "--source", images, "--watch", "--poll", 0.05) as process:
         line_of(process.stderr, "model v1")
@@ -327,6 +336,7 @@ def test_the_end_in_the_middle_of_a_swap_is_not_waited_for(exports: Path, images
         assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.slow
 def test_models_from_a_server_with_a_token(exports: Path, images: Path, tmp_path: Path):
     token = "a-token-of-good-length"
     (tmp_path / "token").write_text(token)
@@ -348,6 +358,7 @@ def test_models_from_a_server_with_a_token(exports: Path, images: Path, tmp_path
     assert "started with v1 instead" in away.stderr
 
 
+@pytest.mark.slow
 def test_results_go_to_mqtt_and_a_broker_that_leaves_stops_nothing(exports: Path, images: Path):
     broker = Broker()
     try:
@@ -394,6 +405,7 @@ def part_of(reply: http.client.HTTPResponse) -> np.ndarray:
     return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_frames_with_their_labels(exports: Path, images: Path):
     arguments = ("--models", exports, "--source", images, "--watch", "--display", 0)
     with started(*arguments) as process:
@@ -438,6 +450,7 @@ def ask(page: Page, path: str, host: str) -> int:
     return status
 
 
+@pytest.mark.slow
 def test_a_page_of_another_site_cannot_read_the_camera(page: Page):
     assert ask(page, "/", f"127.0.0.1:{page.port}") == 200
     assert ask(page, "/", f"localhost:{page.port}") == 200
@@ -445,6 +458,7 @@ def test_a_page_of_another_site_cannot_read_the_camera(page: Page):
     assert ask(page, "/x", f"127.0.0.1:{page.port}") == 404
 
 
+@pytest.mark.slow
 def test_a_viewer_who_does_not_read_holds_up_nobody(page: Page):
     with socket.create_connection(("127.0.0.1", page.port)) as viewer:
         viewer.sendall(f"GET /stream HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode())
@@ -455,6 +469,7 @@ def test_a_viewer_who_does_not_read_holds_up_nobody(page: Page):
         assert time.monotonic() - started_at < 20
 
 
+@pytest.mark.slow
 def test_a_ninth_viewer_is_turned_away(page: Page):
     viewers = []
     for _ in range(8):

@@ -220,6 +220,7 @@ def on_a_device(packages: Path, *arguments: object) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_a_device_needs_the_packages_of_its_own_list_only(packages: Path, exports: Path, tmp_path: Path):
     (tmp_path / "images").mkdir()
     Image.fromarray(frame_of("blue")).save(tmp_path / "images" / "a.png")
@@ -243,6 +244,7 @@ def test_the_digits_are_refused_in_one_line_where_scikit_learn_is_missing(packag
 # Sources in trouble ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_camera_that_hangs_is_reopened_told_once_and_its_password_never(
     exports: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -286,6 +288,7 @@ def test_a_folder_without_any_image_is_the_wrong_one(exports: Path, capsys: pyte
     assert "there is no image in it (ended after 0 images)" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_watched_folder_may_be_away_for_a_while(exports: Path, tmp_path: Path):
     folder = tmp_path / "images"
     folder.mkdir()

@@ -47,6 +47,7 @@ def until(condition, seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_every_frame_is_answered_while_models_change(swap: HotSwap, exports: Path):
     swap.start()
     done = threading.Event()
@@ -308,6 +309,7 @@ def test_the_old_model_is_freed(swap: HotSwap, exports: Path):
     assert old() is None
 
 
+@pytest.mark.slow
 def test_many_swaps_do_not_fill_the_memory(exports: Path):
     facts = many_swaps(exports, SWAPS)
     assert facts["swaps"] == 20 + SWAPS

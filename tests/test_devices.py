@@ -73,6 +73,7 @@ def all_elsewhere(tensors: Iterable[Tensor]) -> bool:
     return all(isinstance(tensor, FakeTensor) and tensor.device == ELSEWHERE for tensor in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_forward_and_backward_of_every_method_stay_on_the_learners_device(
     name: str, fake: FakeTensorMode, learner: Learner
@@ -85,6 +86,7 @@ def test_forward_and_backward_of_every_method_stay_on_the_learners_device(
     assert all_elsewhere(parameter.grad for parameter in learner.network.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_update_and_the_average_stay_on_the_learners_device(
     kind: str, fake: FakeTensorMode, learner: Learner

@@ -89,6 +89,7 @@ def test_the_trainer_starts_with_what_is_copied(tmp_path: Path):
     assert loaded.stdout.startswith(str(tmp_path)), loaded.stderr
 
 
+@pytest.mark.slow
 def test_the_device_classifies_with_nothing_but_what_is_copied_and_its_health_shows(tmp_path: Path):
     image = build(DEVICE, tmp_path / "image")
     (image / "sitecustomize.py").write_text(WITHOUT_TORCH)
@@ -121,6 +122,7 @@ class _App(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
 def test_the_trainers_health_is_that_of_the_app(
     status: int | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

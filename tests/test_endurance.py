@@ -24,6 +24,7 @@ from edge_hpcr.workspace.layout import Layout
 # Kills ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_25_kills_lose_no_acknowledged_label_and_leave_a_whole_workspace(tmp_path):
     done = []
     report = kills.measure(tmp_path / "workspace", 25, seed=5, progress=lambda number, _: done.append(number))
@@ -156,6 +157,7 @@ def test_what_is_expected_follows_merges_deletions_undo_and_redo():
 # Latency --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_answers_are_timed_while_it_rests_and_while_it_really_learns(tmp_path):
     report = latency.measure(tmp_path / "workspace", LatencyPlan(rounds=2, answers=6, image_size=16), seed=0)
     assert list(report.milliseconds) == ["idle", "learning", "rehearsing"]
@@ -179,6 +181,7 @@ def test_answers_that_take_more_than_three_times_as_long_miss_the_bar():
 # Soak -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_short_soak_goes_through_gate_queue_and_learning_within_all_budgets(tmp_path):
     report = soak.measure(tmp_path / "workspace", 400, seed=0)
     assert report.problems == []
@@ -225,6 +228,7 @@ def test_tiles_are_of_every_class_and_tell_where_they_are_from():
 # Restart and the command ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_restart_part_opens_in_a_fresh_process_and_is_kept_beside_the_others(tmp_path, capsys):
     out = tmp_path / "endurance.json"
     out.write_text(json.dumps({"soak": {"passed": True}}))

@@ -37,6 +37,7 @@ def publish_again(workspace, digit):
     assert main(["--workspace", str(workspace)]) == 0
 
 
+@pytest.mark.slow
 def test_the_first_version_is_traced_and_nothing_but_the_result_is_printed(workspace):
     (workspace / "exports" / "template" / FILE).unlink()
     ended = subprocess.run(
@@ -53,6 +54,7 @@ def test_the_first_version_is_traced_and_nothing_but_the_result_is_printed(works
     assert (workspace / "exports" / "template" / FILE).exists()
 
 
+@pytest.mark.slow
 def test_publishing_twice_without_news_makes_one_version_unless_forced(workspace, capsys):
     assert main(["--workspace", str(workspace)]) == 0
     assert "new weights in the known graph" in capsys.readouterr().out
@@ -69,6 +71,7 @@ def test_publishing_twice_without_news_makes_one_version_unless_forced(workspace
     assert facts["manifest"]["variants"]["int8"]["kept"] is False
 
 
+@pytest.mark.slow
 def test_versions_are_listed_and_moved_between(workspace, capsys):
     assert main(["list", "--workspace", str(workspace)]) == 0
     assert "no version yet" in capsys.readouterr().out
@@ -89,6 +92,7 @@ def test_versions_are_listed_and_moved_between(workspace, capsys):
     assert read_latest(workspace / "exports").version == 1
 
 
+@pytest.mark.slow
 def test_it_publishes_beside_a_running_learner(tmp_path, capsys):
     one = Teaching(tmp_path / "w", checkpoint_steps=1)
     one.teach(0)
@@ -137,6 +141,7 @@ def test_classes_without_a_learned_image_are_nothing_to_publish(tmp_path, capsys
     assert "no class has been learned yet" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, capsys):
     """The current version knows two classes; the newest checkpoint knows only the first of them yet."""
     one = Teaching(tmp_path / "w", held_out_share=0.5)
@@ -164,6 +169,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, capsys):
     assert main(["--workspace", str(one.path), "--most-drop", "0.6"]) == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_is_one_line_and_exit_code_1(workspace, capsys):
     main(["--workspace", str(workspace)])
     (workspace / "exports" / "latest.json").write_text("nonsense")
@@ -173,6 +179,7 @@ def test_a_damaged_folder_is_one_line_and_exit_code_1(workspace, capsys):
     assert "latest.json" in line
 
 
+@pytest.mark.slow
 def test_every_so_many_seconds_it_goes_on_until_it_is_asked_to_stop(workspace):
     command = [sys.executable, "-m", "export", "--workspace", str(workspace), "--every", "0.2", "--json"]
     process = subprocess.Popen(
@@ -197,6 +204,7 @@ def test_every_command_explains_itself(command, capsys):
     assert f"\n  {command} " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_list_needs_no_torch(tmp_path):
     with_template(tmp_path / "w" / "exports")
     code = (

@@ -99,6 +99,7 @@ def test_parity_is_measured_on_images_of_the_memory():
     assert 0 < parity.max_score_difference < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 100])
 def test_one_class_and_a_hundred_are_classes_as_any_others(tmp_path, count):
     learner = make_learner(classes=count, steps=2)

@@ -35,6 +35,7 @@ def teaching(tmp_path):
         one.close()
 
 
+@pytest.mark.slow
 def test_a_running_learner_is_copied_with_the_names_and_colours_of_its_classes(teaching):
     one = teaching()
     three = one.teach(3)
@@ -51,6 +52,7 @@ def test_a_running_learner_is_copied_with_the_names_and_colours_of_its_classes(t
     assert snapshot.images.shape == (8, 8, 8, 3)
 
 
+@pytest.mark.slow
 def test_the_copy_stays_as_it_was_when_learning_goes_on(teaching):
     one = teaching()
     one.teach(0)
@@ -80,6 +82,7 @@ def test_taking_a_snapshot_leaves_the_learners_random_numbers_alone(teaching):
     assert one.live.learner.rng.bit_generator.state == before
 
 
+@pytest.mark.slow
 def test_a_workspace_at_rest_gives_the_snapshot_that_its_learner_gave(teaching):
     one = teaching()
     for digit in (0, 1):
@@ -103,6 +106,7 @@ def test_a_workspace_can_be_read_while_its_learner_runs(teaching):
     assert [each.name for each in snapshot.classes] == ["digit 0"]
 
 
+@pytest.mark.slow
 def test_a_class_that_was_deleted_since_the_checkpoint_has_no_column(teaching):
     one = teaching()
     zero, one_ = one.teach(0), one.teach(1)
@@ -118,6 +122,7 @@ def test_a_class_that_was_deleted_since_the_checkpoint_has_no_column(teaching):
     assert snapshot.network.num_classes == 1
 
 
+@pytest.mark.slow
 def test_the_held_out_samples_are_those_that_the_learner_tests_itself_on(teaching):
     one = teaching(held_out_bytes=800)
     for digit in (0, 1, 2):
@@ -130,6 +135,7 @@ def test_the_held_out_samples_are_those_that_the_learner_tests_itself_on(teachin
         assert np.array_equal(image, one.live.prepare(one.workspace.image(sample_id)))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_left_where_it_is(teaching):
     one = teaching(checkpoint_steps=1)
     for digit in (0, 1):

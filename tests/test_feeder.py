@@ -75,6 +75,7 @@ def test_what_was_skipped_is_counted_by_reason_and_kept(feeder, digits):
     assert feeder.workspace.journal.counters() == {"queued": 1, "skipped_duplicate": 3}
 
 
+@pytest.mark.slow
 def test_labels_that_a_source_brings_are_journalled_and_learned_and_a_second_showing_is_recognised(
     feeder, digits
 ):
@@ -107,6 +108,7 @@ def test_no_frame_enters_the_queue_beyond_the_disk_budget(feeder, digits):
     assert feeder.workspace.journal.counters()["skipped_disk"] == verdicts.count("disk")
 
 
+@pytest.mark.slow
 def test_the_queue_stays_within_its_bound_while_frames_keep_coming(feeder, digits):
     feeder.workspace.change_settings(queue_samples=30)
     for image in digits.train_images[:200]:
@@ -169,6 +171,7 @@ def test_ordinary_photos_of_a_source_are_held_out_one_by_one(feeder, digits):
     assert feeder.workspace.journal.counts().held_out == 2
 
 
+@pytest.mark.slow
 def test_with_a_single_class_nothing_is_skipped_as_sure(feeder, digits):
     feeder.take(_frame(digits.train_images[0], "only", _digest(digits.train_images[0])))
     feeder.flush()
@@ -188,6 +191,7 @@ def test_frames_that_a_camera_dropped_are_counted(feeder):
 # The gate before the network ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_duplicate_and_a_labelled_file_cost_no_forward_pass(feeder, digits, monkeypatch):
     for digit in (0, 1):
         image = digits.train_images[digits.train_labels == digit][0]
@@ -267,6 +271,7 @@ def _full(journal):
         journal._rows("PRAGMA max_page_count = 1000000")
 
 
+@pytest.mark.slow
 def test_labels_that_a_full_disk_refuses_stay_and_are_stored_once_there_is_room(feeder, digits):
     workspace, journal = feeder.workspace, feeder.workspace.journal
     frames = [replace(frame, label="x" * 90 + str(n)) for n, frame in enumerate(_labelled_files(digits, 60))]

@@ -41,6 +41,7 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
     assert sha256(tmp_path / "a") == sha256(b"abc")
 
 
+@pytest.mark.slow
 def test_a_lock_names_its_holder_and_is_free_after_kill_9(tmp_path):
     path = tmp_path / "lock"
     assert is_locked(path) is False

@@ -427,6 +427,7 @@ def test_warnings_turned_into_errors_become_a_refusal(photo):
     refusal(with_damaged_notes(photo))
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_about_odd_files(tmp_path, photo):
     (tmp_path / "notes.jpg").write_bytes(with_damaged_notes(photo))
     (tmp_path / "bomb.png").write_bytes(png(12_000, 12_000, 8, 2, b""))

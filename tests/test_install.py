@@ -38,6 +38,7 @@ def edge_hpcr(installed: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_the_command_knows_its_version_and_all_commands(installed):
     assert edge_hpcr(installed, "--version").stdout == f"edge_hpcr {__version__}\n"
     shown = edge_hpcr(installed, "--help").stdout
@@ -45,12 +46,14 @@ def test_the_command_knows_its_version_and_all_commands(installed):
     assert all(f"\n  {name} " in shown for name in ("learn", "app", "export", "device", "bench"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["app"], ["export", "list"], ["device"], ["data", "get"]])
 def test_commands_of_every_package_can_be_reached(installed, command):
     ended = edge_hpcr(installed, *command, "--help")
     assert (ended.returncode, ended.stderr) == (0, "") and "sage: " in ended.stdout
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_line_with_the_same_exit_code(installed):
     ended = edge_hpcr(installed, "status", "nowhere")
     assert ended.returncode == 2 and ended.stderr.startswith("edge_hpcr: no workspace at nowhere")

@@ -168,6 +168,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_whatever_was_acknowledged_is_there_after_kill_9(tmp_path):
     path = tmp_path / "journal.sqlite"
     acknowledged: dict[int, list[int]] = {}

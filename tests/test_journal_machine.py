@@ -186,7 +186,7 @@ class JournalAgainstModel(RuleBasedStateMachine):
         assert self.followed == {i: c for i, (_, c) in self.samples.items() if c is not None}
 
 
-TestJournalAgainstModel = JournalAgainstModel.TestCase
+TestJournalAgainstModel = pytest.mark.slow(JournalAgainstModel.TestCase)
 TestJournalAgainstModel.settings = settings(
     max_examples=20,
     stateful_step_count=30,

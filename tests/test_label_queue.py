@@ -1,6 +1,7 @@
 """The order of the queue: informative first, look-alikes last, bounds kept."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def test_the_order_is_that_of_a_slow_loop(queue):
     assert rank(ids, priorities, hashes) == expected
 
 
+@pytest.mark.slow
 @given(queues(distinct=True), st.data())
 def test_an_exact_duplicate_never_outranks_a_distinct_sample_of_equal_priority(queue, data):
     ids, priorities, hashes = queue
@@ -97,6 +99,7 @@ def test_an_exact_duplicate_never_outranks_a_distinct_sample_of_equal_priority(q
     assert all(ranked.index(sample) < ranked.index(new) for sample in equals)
 
 
+@pytest.mark.slow
 @given(queues(), st.data())
 def test_after_the_overflow_has_left_the_queue_is_within_its_bounds_and_no_smaller_than_need_be(queue, data):
     ids, priorities, hashes = queue

@@ -54,6 +54,7 @@ def own_signals():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_a_folder_of_classes_is_learned_to_the_end_and_a_second_time_nothing_is_learned_twice(
     tmp_path, photos, capsys, own_signals
 ):
@@ -81,6 +82,7 @@ def test_frames_without_labels_wait_in_the_queue(tmp_path, photos, own_signals):
         assert workspace.journal.counters()["queued"] == counts.queued
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_another_process_may_label_meanwhile(tmp_path):
     workspace = tmp_path / "w"
     command = [sys.executable, "-m", "edge_hpcr", *_learn(workspace, "digits", "--fps", "20")]
@@ -141,6 +143,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, capsys, options, says
     assert says in line
 
 
+@pytest.mark.slow
 def test_labels_that_could_not_be_stored_are_counted_and_the_same_command_again_stores_them(
     tmp_path, photos, capsys, own_signals
 ):
@@ -173,6 +176,7 @@ def test_a_folder_that_holds_something_else_is_not_littered(tmp_path, photos, ca
     assert not (photos / "journal.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_a_refused_setting_is_not_kept_and_a_wrong_source_leaves_no_workspace(
     tmp_path, photos, own_signals, capsys
 ):
@@ -249,6 +253,7 @@ def test_a_message_longer_than_the_terminal_is_cut_between_words():
     assert line(Camera("reconnecting", message), 40) == "reconnecting: the camera refused the …"
 
 
+@pytest.mark.slow
 def test_a_camera_that_does_not_answer_is_said_first_on_a_narrow_terminal(tmp_path):
     """The process really writes to a terminal of 40 columns."""
     terminal, its_end = os.openpty()

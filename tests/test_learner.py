@@ -37,6 +37,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_docstring_example_holds():
     outcome = doctest.testmod(learner_module)
     assert outcome.attempted > 0
@@ -59,6 +60,7 @@ def test_it_learns_to_tell_digits_apart_that_arrive_one_pair_after_the_other(
     assert min(by_class[:2]) > 0.2
 
 
+@pytest.mark.slow
 def test_a_class_id_is_not_a_column_and_keeps_its_meaning(small_learner, digit_batches):
     learner = small_learner()
     for images, labels in digit_batches([3, 8], 10):
@@ -69,6 +71,7 @@ def test_a_class_id_is_not_a_column_and_keeps_its_meaning(small_learner, digit_b
     assert answer.class_ids.tolist() == learner.class_ids
 
 
+@pytest.mark.slow
 def test_scores_are_probabilities_and_similarity_is_the_cosine_to_the_nearest_proxy(
     small_learner, digit_batches
 ):
@@ -87,6 +90,7 @@ def test_scores_are_probabilities_and_similarity_is_the_cosine_to_the_nearest_pr
     np.testing.assert_allclose(answer.similarity, cosines.max(1), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_answer_for_an_image_does_not_depend_on_its_neighbours_or_on_the_batch_size(
     small_learner, digits, digit_batches
 ):
@@ -110,6 +114,7 @@ def test_predicting_changes_nothing(small_learner, digits, digit_batches):
     assert random_state == learner.rng.bit_generator.state
 
 
+@pytest.mark.slow
 def test_a_new_class_leaves_old_proxies_and_what_is_said_of_old_classes_alone(small_learner, digit_batches):
     learner = small_learner()
     batches = digit_batches([0, 1], 6)
@@ -146,6 +151,7 @@ def test_the_memory_records_what_the_steps_own_forward_pass_said_of_the_plain_im
     np.testing.assert_array_equal(kept.images, images[order])
 
 
+@pytest.mark.slow
 def test_dropping_a_class_forgets_it_everywhere_and_learning_goes_on(small_learner, digit_batches):
     learner = small_learner(optimiser="adam", lr=0.001)
     for images, labels in digit_batches([0, 1, 2], 8):
@@ -162,6 +168,7 @@ def test_dropping_a_class_forgets_it_everywhere_and_learning_goes_on(small_learn
         learner.column(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -201,6 +208,7 @@ def test_a_checkpoint_of_the_first_edition_still_loads(small_learner, digit_batc
     assert np.isfinite(restored.observe(*digit_batches([2], 1)[0]).loss)
 
 
+@pytest.mark.slow
 def test_two_learners_with_the_same_seed_are_the_same_and_with_another_are_not(small_learner, digit_batches):
     def after_training(seed: int) -> np.ndarray:
         torch.manual_seed(np.random.default_rng().integers(1000))  # a global seed must not matter
@@ -213,6 +221,7 @@ def test_two_learners_with_the_same_seed_are_the_same_and_with_another_are_not(s
     assert not np.array_equal(after_training(1), after_training(2))
 
 
+@pytest.mark.slow
 def test_one_image_alone_can_be_learned_from_the_first_step_on(small_learner, digit_batches):
     for views in (True, False):
         learner = small_learner(views=views)
@@ -312,6 +321,7 @@ def test_a_step_whose_last_hook_fails_counts(small_learner, digit_batches):
     assert learner.step == other.step == 1
 
 
+@pytest.mark.slow
 def test_predictions_of_other_threads_neither_disturb_training_nor_see_half_a_step(
     small_learner, digit_batches, quick_switches
 ):
@@ -348,6 +358,7 @@ def test_predictions_of_other_threads_neither_disturb_training_nor_see_half_a_st
     assert_same(weights(alone), weights(learner))
 
 
+@pytest.mark.slow
 def test_the_memory_is_resized_between_two_steps_and_not_within_one(small_learner, digit_batches):
     learner = small_learner(memory=MemoryConfig(samples=60))
     smaller, done_within_the_step = MemoryConfig(samples=5), []
@@ -480,6 +491,7 @@ def test_an_unknown_device_or_an_absent_gpu_is_named():
             Learner(LearnerConfig(), device="cuda")
 
 
+@pytest.mark.slow
 def test_rehearsing_learns_from_memory_and_stores_nothing(small_learner, digit_batches):
     learner = small_learner()
     assert learner.rehearse() is None, "nothing is held yet"
@@ -495,6 +507,7 @@ def test_rehearsing_learns_from_memory_and_stores_nothing(small_learner, digit_b
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.slow
 def test_rehearsing_a_single_sample_stays_finite(small_learner, digits):
     learner = small_learner()
     learner.observe(digits.train_images[:1], [4])

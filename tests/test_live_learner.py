@@ -108,6 +108,7 @@ def test_labels_given_one_at_a_time_are_learned_and_told_apart(bench, digits):
     assert np.mean(right) > 0.7  # chance is 0.5; other samples and kernels gave 0.88 to 1
 
 
+@pytest.mark.slow
 def test_held_out_samples_are_tested_but_never_trained_on(bench):
     one = bench()
     for digit in (0, 1):
@@ -134,6 +135,7 @@ def test_the_reply_to_a_label_says_what_it_said_before_and_after(bench):
     assert 0 < reply.seconds < PATIENCE
 
 
+@pytest.mark.slow
 def test_a_restart_continues_from_the_checkpoint_and_learns_only_what_came_after(bench):
     one = bench()
     one.label(0, 10)
@@ -153,6 +155,7 @@ def test_a_restart_continues_from_the_checkpoint_and_learns_only_what_came_after
     assert one.live.self_test.test_then_train.summary()["labels"] == 13, "a correction is no test"
 
 
+@pytest.mark.slow
 def test_what_was_learned_before_a_crash_but_not_saved_is_learned_again(bench):
     one = bench(checkpoint_steps=1000)
     one.label(0, 8)
@@ -168,6 +171,7 @@ def test_what_was_learned_before_a_crash_but_not_saved_is_learned_again(bench):
         again.stop()
 
 
+@pytest.mark.slow
 def test_undo_takes_a_sample_out_of_memory_and_redo_teaches_it_again(bench):
     one = bench()
     one.label(0, 3)
@@ -191,6 +195,7 @@ def test_a_corrected_label_is_corrected_in_memory_without_a_second_copy(bench):
     assert one.live.learner.class_ids[int(memory.at(slots).labels[0])] == one.class_of(1)
 
 
+@pytest.mark.slow
 def test_a_merge_moves_memory_and_a_deletion_empties_it(bench):
     one = bench()
     zeros, ones, twos = one.label(0, 4), one.label(1, 4), one.label(2, 4)
@@ -217,6 +222,7 @@ def test_a_rename_changes_nothing_but_the_name(bench):
     assert (one.learned().step, learner.class_ids) == before
 
 
+@pytest.mark.slow
 def test_labels_of_another_process_are_noticed_by_themselves(bench):
     one = bench()
     sample = one.show(0)
@@ -225,6 +231,7 @@ def test_labels_of_another_process_are_noticed_by_themselves(bench):
     one.until(lambda: sample in one.live.learner.memory.ids())
 
 
+@pytest.mark.slow
 def test_idle_time_rehearses_up_to_the_limit_and_then_rests(bench):
     one = bench(idle_steps=7, idle_share=1.0)
     one.label(0, 3)
@@ -243,6 +250,7 @@ def test_no_idle_share_means_no_rehearsal(bench):
     assert one.live.learner.step <= 2 + 1
 
 
+@pytest.mark.slow
 def test_the_last_three_checkpoints_are_kept_and_the_newest_whole_one_is_used(bench):
     one = bench(checkpoint_steps=1)
     for _ in range(6):
@@ -272,6 +280,7 @@ def test_an_image_that_is_gone_costs_one_label_and_not_the_learner(bench):
     assert any(str(sample) in problem for problem in one.live.problems)
 
 
+@pytest.mark.slow
 def test_a_class_too_many_for_the_budget_is_reported_and_the_others_go_on(bench):
     one = bench(memory_bytes=2400)  # two or three samples of 8x8
     for digit in range(6):
@@ -284,6 +293,7 @@ def test_a_class_too_many_for_the_budget_is_reported_and_the_others_go_on(bench)
     assert not one.live.failed
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_is_taken_over_at_the_next_start(bench):
     one = bench()
     one.label(0, 40)
@@ -324,6 +334,7 @@ def test_after_the_stop_nobody_waits_for_ever(bench):
     assert one.live.phase == "stopped"
 
 
+@pytest.mark.slow
 def test_many_threads_may_ask_while_it_learns(bench):
     one = bench(idle_steps=200, idle_share=1.0)
     one.label(0, 5), one.label(1, 5)
@@ -348,6 +359,7 @@ def test_many_threads_may_ask_while_it_learns(bench):
     assert not failures
 
 
+@pytest.mark.slow
 def test_the_status_file_tells_other_processes(bench, tmp_path):
     one = bench()
     one.label(0, 2)
@@ -360,6 +372,7 @@ def test_the_status_file_tells_other_processes(bench, tmp_path):
         read_status(tmp_path / "old.json")
 
 
+@pytest.mark.slow
 def test_images_that_nobody_needs_leave_when_the_disk_budget_is_full_and_others_stay(bench):
     one = bench(memory_bytes=3000, disk_bytes=4000, checkpoint_steps=1, queue_samples=5)
     for _ in range(8):
@@ -378,6 +391,7 @@ def test_images_that_nobody_needs_leave_when_the_disk_budget_is_full_and_others_
     assert all(row.has_image for row in rows.values() if row.labelled_seq and row.labelled_seq > covered)
 
 
+@pytest.mark.slow
 def test_an_archive_keeps_every_labelled_image(bench):
     one = bench(memory_bytes=3000, disk_bytes=2000, checkpoint_steps=1, archive=True)
     one.label(0, 30)
@@ -412,6 +426,7 @@ def test_undo_and_redo_are_no_tests_of_what_it_knows(bench):
     assert one.live.self_test.test_then_train.summary()["labels"] == 2
 
 
+@pytest.mark.slow
 def test_labels_that_fit_are_learned_although_others_of_their_batch_do_not(bench):
     one = bench(memory_bytes=3000)
     one.live.stop()

@@ -177,6 +177,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @every_loss
 @for_all_batches
 @given(case=cases)
@@ -229,6 +230,7 @@ def test_the_temperature_component_replaces_only_the_temperature_in_front_of_the
 # Properties --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_loss
 @for_all_batches
 @given(case=cases, seed=st.integers(0, 1000))

@@ -218,7 +218,7 @@ class AnySequence(RuleBasedStateMachine):
             assert 0 < self.memory.threshold <= 1
 
 
-TestAnySequence = AnySequence.TestCase
+TestAnySequence = pytest.mark.slow(AnySequence.TestCase)
 TestAnySequence.settings = settings(
     max_examples=100, stateful_step_count=25, deadline=None, derandomize=True, database=None
 )
@@ -262,6 +262,7 @@ FAIR_CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAIR_CASES)
 def test_every_position_of_the_stream_is_equally_likely_to_be_kept(case: str) -> None:
     config, new_class_at = FAIR_CASES[case]
@@ -277,6 +278,7 @@ def test_every_position_of_the_stream_is_equally_likely_to_be_kept(case: str) ->
     assert_fair(np.array(kept))
 
 
+@pytest.mark.slow
 def test_samples_stay_fair_after_a_smaller_budget_and_the_stream_going_on() -> None:
     kept = []
     for seed in range(500):

@@ -126,6 +126,7 @@ def test_a_class_that_does_not_exist_is_neither_dropped_nor_given() -> None:
             memory.relabel(0, column)
 
 
+@pytest.mark.slow
 def test_more_classes_than_a_label_can_tell_apart_are_refused() -> None:
     memory = make_memory(MemoryConfig(samples=10**6), MAX_CLASSES, stores_logits=False)
     memory.update(batch(2)["images"], np.array([0, MAX_CLASSES - 1]), features=np.ones((2, FEATURES)))

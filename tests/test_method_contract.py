@@ -302,6 +302,7 @@ class ERWA(Probe):
         proxies *= length.mean() / length
 
 
+@pytest.mark.slow
 def test_a_method_can_correct_weights_after_the_step_as_er_wa_does(learner_of, two_tasks) -> None:
     learner = learner_of(ERWA, optimiser="adam", lr=0.01)
     plain = learner_of(Probe, optimiser="adam", lr=0.01)

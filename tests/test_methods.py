@@ -64,6 +64,7 @@ def test_a_method_is_created_by_its_name(name: str) -> None:
     assert method.config == method.Config(**method.fixed)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_step_lowers_the_loss_of_its_own_batch(name: str) -> None:
     # So small a step goes straight down, whatever the weights: the ratio was 0.81 to 0.9989 over 60 seeds, the same
@@ -73,6 +74,7 @@ def test_a_step_lowers_the_loss_of_its_own_batch(name: str) -> None:
     assert second < 0.9999 * first
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("views", [True, False])
 def test_a_single_image_is_a_batch(name: str, views: bool) -> None:
@@ -82,6 +84,7 @@ def test_a_single_image_is_a_batch(name: str, views: bool) -> None:
     assert learner.predict(pictures([0])).scores.shape == (1, 2)
 
 
+@pytest.mark.slow
 @every_method
 def test_the_first_step_learns_although_the_memory_is_empty(name: str) -> None:
     learner = make_learner(name)
@@ -91,6 +94,7 @@ def test_the_first_step_learns_although_the_memory_is_empty(name: str) -> None:
     assert not torch.equal(learner.network.stem.weight, before)
 
 
+@pytest.mark.slow
 @every_method
 def test_old_and_new_classes_replay_together(name: str) -> None:
     learner = make_learner(name)
@@ -102,6 +106,7 @@ def test_old_and_new_classes_replay_together(name: str) -> None:
     assert learner.predict(pictures([0, 3])).class_ids.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @every_method
 def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     options = {
@@ -136,6 +141,7 @@ def layouts(learner: Learner) -> dict[str, tuple[Any, ...]]:
     }
 
 
+@pytest.mark.slow
 @every_method
 def test_a_restored_tensor_has_its_shape_layout_type_and_alignment(name: str, tmp_path: Path) -> None:
     learner = make_learner(name, optimiser="adam", lr=0.001)
@@ -225,6 +231,7 @@ def bench(method: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_method_of_the_page_runs_from_an_installed_package_beside_a_broken_one_that_is_named(
     tmp_path: Path,
 ) -> None:
@@ -372,12 +379,14 @@ def losses_along_the_stream(learner: Learner) -> list[float]:
     return [observe(learner, labels, seed).loss for seed, labels in enumerate(STREAM)]
 
 
+@pytest.mark.slow
 def test_hpcr_without_distillation_weights_is_pcr_ct_bit_for_bit() -> None:
     without, plain = make_learner("hpcr", {"alpha": 0.0, "beta": 0.0}), make_learner("pcr_ct")
     assert losses_along_the_stream(without) == losses_along_the_stream(plain)
     assert weights_equal(without, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hpcr", "pcr_ct_pcd"])
 def test_distillation_begins_with_the_first_class_after_the_first_without_being_told(name: str) -> None:
     distilled = losses_along_the_stream(make_learner(name))

@@ -96,6 +96,7 @@ def test_a_training_step_of_forty_images_takes_the_known_number_of_operations() 
     assert 13.0e9 < counter.get_total_flops() < 13.1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [8, 9, 16, 28, 31, 32, 64, 84, 128, 256])
 def test_every_side_from_8_to_256_works(side: int) -> None:
     network = with_classes(Network((side, side), **SMALL), 2)

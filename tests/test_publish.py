@@ -43,6 +43,7 @@ def kept(exports):
     return [manifest.version for manifest in versions(exports)]
 
 
+@pytest.mark.slow
 def test_a_version_says_what_it_is_and_is_current(exports):
     (published,) = released(exports)
     assert not published.traced
@@ -68,6 +69,7 @@ def test_a_version_says_what_it_is_and_is_current(exports):
     assert Classifier.load(exports, "cpu", 1).info.version == 1
 
 
+@pytest.mark.slow
 def test_a_device_loads_each_new_version_from_the_exports_folder(exports):
     released(exports, 2)
     renamed = tuple(replace(each, name=f"new {each.name}") for each in first().snapshot.classes)
@@ -76,6 +78,7 @@ def test_a_device_loads_each_new_version_from_the_exports_folder(exports):
     assert (info.version, info.classes) == (3, renamed)
 
 
+@pytest.mark.slow
 def test_the_oldest_versions_leave_and_numbers_are_never_used_again(exports):
     released(exports, 5, Policy(keep=3))
     assert kept(exports) == [3, 4, 5]
@@ -90,12 +93,14 @@ def test_the_oldest_versions_leave_and_numbers_are_never_used_again(exports):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_lost_history_does_not_bring_numbers_back(exports):
     released(exports, 2)
     (exports / "history.json").write_text("{")
     assert released(exports)[0].manifest.version == 3
 
 
+@pytest.mark.slow
 def test_a_rollback_makes_the_version_before_current_and_a_roll_forward_undoes_all_of_them(exports):
     released(exports, 4)
     assert rollback(exports).version == 3
@@ -108,6 +113,7 @@ def test_a_rollback_makes_the_version_before_current_and_a_roll_forward_undoes_a
     assert kept(exports) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_version_after_a_rollback_has_a_new_number_and_ends_it(exports):
     released(exports, 3)
     rollback(exports, 1)
@@ -117,6 +123,7 @@ def test_a_version_after_a_rollback_has_a_new_number_and_ends_it(exports):
         rollforward(exports)
 
 
+@pytest.mark.slow
 def test_the_current_version_is_kept_however_old_it_is(exports):
     released(exports, 4)
     rollback(exports, 1)
@@ -154,6 +161,7 @@ def test_a_damaged_version_cannot_be_rolled_back_to(exports):
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_that_recognises_less_than_the_current_one_is_refused_with_both_figures(exports):
     released(exports)
     before = sorted(path.name for path in exports.iterdir())
@@ -182,6 +190,7 @@ def test_exactly_as_much_as_is_allowed_may_be_lost(samples, data):
     assert falls_by_more(before / samples, now / samples, most / samples) == (before - now > most)
 
 
+@pytest.mark.slow
 def test_a_model_is_compared_with_the_current_version_and_not_with_the_newest(exports):
     released(exports)
     publish(exports, confused(first().snapshot), Policy(force=True), variants=())
@@ -220,6 +229,7 @@ def test_a_new_class_is_no_step_back(exports):
     assert publish(exports, later(snapshot), Policy(most_drop=0.0), variants=()).manifest.version == 2
 
 
+@pytest.mark.slow
 def test_a_current_version_that_is_damaged_does_not_stop_the_next_one(exports):
     released(exports)
     (exports / "v000001" / "model.onnx").write_bytes(b"nonsense")
@@ -229,6 +239,7 @@ def test_a_current_version_that_is_damaged_does_not_stop_the_next_one(exports):
     assert publish(exports, later(first().snapshot), variants=()).manifest.version == 3
 
 
+@pytest.mark.slow
 def test_a_model_that_differs_from_the_network_is_refused_even_by_force(exports):
     # No float32 model is as near as this; the full export that is tried next is not either.
     with pytest.raises(Refused, match="differs from the network"):
@@ -303,6 +314,7 @@ def test_what_a_power_cut_left_half_done_is_removed(exports):
     assert list(exports.glob(".*")) == []
 
 
+@pytest.mark.slow
 def test_a_version_without_a_pointer_to_it_does_not_hinder_the_next(exports):
     """The power went between the two."""
     released(exports, 2)
@@ -323,6 +335,7 @@ def test_a_version_without_a_pointer_to_it_is_not_what_has_been_published(export
     assert unchanged(exports, snapshot) == 1
 
 
+@pytest.mark.slow
 def test_of_two_that_publish_by_themselves_the_one_behind_does_not_undo_the_other(exports):
     snapshot = first().snapshot
     publish(exports, later(snapshot, 5), variants=(), by_hand=False)
@@ -342,6 +355,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_publisher_waits_for_another_process(exports):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(exports / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -356,6 +370,7 @@ def test_a_publisher_waits_for_another_process(exports):
     assert kept(exports) == [1]
 
 
+@pytest.mark.slow
 def test_publishers_at_the_same_time_get_different_versions(exports):
     threads = [threading.Thread(target=released, args=(exports, 2)) for _ in range(2)]
     for thread in threads:
@@ -400,6 +415,7 @@ def test_a_reader_of_the_pointer_always_finds_a_whole_version(exports):
 # A workspace ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_workspace_with_exports_is_whole_and_one_with_a_changed_model_is_not(tmp_path):
     one = Teaching(tmp_path / "w")
     one.teach(0)

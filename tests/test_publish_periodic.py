@@ -46,6 +46,7 @@ def attempt(one, publisher):
     return publisher.status()
 
 
+@pytest.mark.slow
 def test_what_has_been_learned_is_published_by_itself_and_again_when_there_is_more(teaching):
     one, publisher = teaching(every_seconds=0.05)
     publisher.start()
@@ -58,6 +59,7 @@ def test_what_has_been_learned_is_published_by_itself_and_again_when_there_is_mo
     one.until(lambda: publisher.status().published is not None)
 
 
+@pytest.mark.slow
 def test_nothing_is_published_before_there_is_a_class_nor_when_nothing_is_new(teaching):
     one, publisher = teaching(every_seconds=0.05)
     publisher.start()
@@ -71,6 +73,7 @@ def test_nothing_is_published_before_there_is_a_class_nor_when_nothing_is_new(te
     assert numbers(one) == before
 
 
+@pytest.mark.slow
 def test_a_new_name_alone_is_news(teaching):
     one, publisher = teaching(every_seconds=0.05)
     publisher.start()
@@ -80,6 +83,7 @@ def test_a_new_name_alone_is_news(teaching):
     one.until(lambda: versions(one.exports)[-1].classes[0].name == "nought")
 
 
+@pytest.mark.slow
 def test_it_waits_for_the_number_of_steps(teaching):
     one, publisher = teaching(every_steps=6)
     publisher.start()
@@ -94,6 +98,7 @@ def test_it_waits_for_the_number_of_steps(teaching):
     assert versions(one.exports)[0].step >= 6
 
 
+@pytest.mark.slow
 def test_learning_goes_on_while_a_version_is_made(teaching):
     one, publisher = teaching(every_seconds=0.05, idle_steps=100_000, idle_share=1.0)
     one.teach(0)
@@ -113,6 +118,7 @@ def test_learning_goes_on_while_a_version_is_made(teaching):
     assert publisher.status().problem is None
 
 
+@pytest.mark.slow
 def test_after_a_rollback_it_waits_for_a_person(teaching):
     one, publisher = teaching(every_seconds=0.05)
     publisher.start()

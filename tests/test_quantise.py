@@ -58,6 +58,7 @@ def test_eight_bits_answer_nearly_as_the_plain_model_and_describe_themselves_ali
     assert metadata[0] == metadata[1]
 
 
+@pytest.mark.slow
 def test_int8_is_kept_exactly_when_it_is_faster_and_accurate_enough(tmp_path):
     (tmp_path / "model.onnx").write_bytes(first().model.read_bytes())
     entry = make_int8(tmp_path / "model.onnx", first().exported, first().snapshot)
@@ -70,6 +71,7 @@ def test_int8_is_kept_exactly_when_it_is_faster_and_accurate_enough(tmp_path):
     assert ("sha256" in entry) == (tmp_path / "model.int8.onnx").exists() == (entry.get("kept") is not False)
 
 
+@pytest.mark.slow
 def test_int8_that_loses_accuracy_is_dropped_with_the_figure(tmp_path):
     """Calibrated on black images alone, everything brighter is cut off."""
     (tmp_path / "model.onnx").write_bytes(first().model.read_bytes())
@@ -103,6 +105,7 @@ def test_a_slower_model_is_measured_as_slower():
     assert measured_speedup(slow, plain, image) > 1.25
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_and_logging_is_left_as_it_was(capfd):
     root = logging.getLogger()
     before = (list(root.handlers), list(root.filters), root.level)
@@ -138,6 +141,7 @@ def test_sixteen_bits_that_overflow_are_dropped_with_the_reason(tmp_path):
     assert not (tmp_path / "model.fp16.onnx").exists()
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_left_alone():
     before = first().exported.model.SerializeToString()
     to_float16(first().exported.model)
@@ -145,6 +149,7 @@ def test_the_model_itself_is_left_alone():
     assert first().exported.model.SerializeToString() == before
 
 
+@pytest.mark.slow
 def test_a_version_carries_its_variants_and_the_reasons_for_those_it_lacks(tmp_path):
     exports = with_template(tmp_path / "exports")
     samples = first().snapshot.held_out

@@ -287,6 +287,7 @@ def test_the_columns_of_a_table_stand_in_line_and_fit_a_wide_terminal():
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_tables_and_draws_beside_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -361,6 +362,7 @@ def test_a_run_under_way_is_named_and_a_finished_one_with_its_last_checkpoint_is
     assert "digits-hpcr-200-seed1.checkpoint" in left_out[0] and "under way" in left_out[0]
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_said_and_the_rest_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -400,6 +402,7 @@ def test_without_any_result_the_error_says_what_makes_one(
     assert "bench" in printed.err and str(folder) in printed.err
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_is_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -414,6 +417,7 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_says_how_it_was_made_and_shows_its_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     write(Path("results"), a_result("digits"), a_result())
@@ -429,6 +433,7 @@ def test_the_page_says_how_it_was_made_and_shows_its_plots(tmp_path: Path, monke
     assert rows_of(text, 3)[0]["paper's A_T"] == "53.4 ± 1.4"
 
 
+@pytest.mark.slow
 def test_plots_that_lie_elsewhere_are_not_linked(tmp_path: Path):
     folder = write(tmp_path / "runs", a_result("digits"))
     page = tmp_path / "docs" / "results.md"
@@ -436,6 +441,7 @@ def test_plots_that_lie_elsewhere_are_not_linked(tmp_path: Path):
     assert "![" not in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     results = [a_result("digits", seed=seed, final=0.5 + seed / 100) for seed in range(3)]
     made = []
@@ -465,6 +471,7 @@ def drawn(folder: Path, *results: dict[str, Any]) -> dict[str, np.ndarray]:
     return images
 
 
+@pytest.mark.slow
 def test_plots_are_images_of_a_readable_size_with_something_on_them(tmp_path: Path):
     results = [a_result(seed=seed, final=0.5 + seed / 50) for seed in range(3)]
     results += [a_result(method="er", seed=seed, final=0.4) for seed in range(2)]
@@ -479,6 +486,7 @@ def test_plots_are_images_of_a_readable_size_with_something_on_them(tmp_path: Pa
         assert edge.min() > 200  # no text runs out of the picture
 
 
+@pytest.mark.slow
 def test_many_tasks_and_many_classes_still_fit(tmp_path: Path):
     for image in drawn(tmp_path, a_result("tiny_imagenet", samples=2000)).values():
         assert max(image.shape) <= 2500

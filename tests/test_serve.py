@@ -238,6 +238,7 @@ def serve_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "export", "serve", *arguments]
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(workspace: Path):
     token = workspace / "token"
     token.write_text(TOKEN + "\n")
@@ -255,6 +256,7 @@ def test_the_command_serves_until_it_is_interrupted(workspace: Path):
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -277,6 +279,7 @@ def test_the_command_says_what_is_wrong_in_one_line(workspace: Path, arguments: 
     assert complaint in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "short", "two words of enough length", "häßlich-und-lang-genug"])
 def test_a_token_that_is_none_is_refused(workspace: Path, text: str):
     (workspace / "token").write_text(text)

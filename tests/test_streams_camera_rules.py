@@ -83,6 +83,7 @@ def test_closing_wakes_the_reader_that_waits(hang):
         camera.read(20)
 
 
+@pytest.mark.slow
 def test_waits_grow_to_the_longest_one_while_a_camera_cannot_be_opened():
     opens = Cameras()
     with Camera("test", opens, Patience(waits=(0.05, 0.1, 0.5))) as camera:
@@ -107,6 +108,7 @@ def test_waits_start_again_from_the_shortest_after_frames_have_flowed():
     assert opens.opened_at[4] - opens.opened_at[3] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -125,6 +127,7 @@ def test_a_camera_that_sends_garbage_is_reopened_and_the_garbage_counted(garbage
         assert first.released.is_set()
 
 
+@pytest.mark.slow
 def test_one_damaged_frame_is_counted_and_no_reason_to_reopen(hang):
     opens = Cameras(Scripted(picture(1), None, np.zeros((0,)), picture(2), hang))
     with Camera("test", opens, QUICK) as camera:
@@ -133,6 +136,7 @@ def test_one_damaged_frame_is_counted_and_no_reason_to_reopen(hang):
         assert len(opens.opened_at) == 1
 
 
+@pytest.mark.slow
 def test_a_camera_may_come_back_with_another_frame_size(hang):
     opens = Cameras(Scripted(picture(1)), Scripted(picture(2, height=30, width=40), hang))
     with Camera("test", opens, QUICK) as camera:
@@ -141,6 +145,7 @@ def test_a_camera_may_come_back_with_another_frame_size(hang):
         assert camera.read(1).image.shape == (30, 40, 3)
 
 
+@pytest.mark.slow
 def test_a_camera_that_hangs_is_stalled_then_given_up_then_live_again(hang):
     late = threading.Event()
     opens = Cameras(Scripted(picture(1), late, picture(99)), Scripted(picture(2), hang))
@@ -153,6 +158,7 @@ def test_a_camera_that_hangs_is_stalled_then_given_up_then_live_again(hang):
         assert camera.read(1).image[0, 0, 0] == 2
 
 
+@pytest.mark.slow
 def test_a_late_frame_of_a_reader_that_was_given_up_is_ignored(hang):
     late = threading.Event()
     given_up = Scripted(picture(1), late, picture(99))
@@ -174,6 +180,7 @@ def test_readers_that_hang_for_ever_do_not_become_more_and_more(hang):
         wait_for(lambda: len(opens.opened_at) > MOST_ABANDONED)
 
 
+@pytest.mark.slow
 def test_an_unexpected_exception_in_the_reader_is_told_without_its_text_and_the_camera_reopened(hang):
     opens = Cameras(Scripted(picture(1), KeyError("s3cret")), Scripted(picture(2), hang))
     with Camera("test", opens, Patience(waits=(0.5,))) as camera:
@@ -186,6 +193,7 @@ def test_an_unexpected_exception_in_the_reader_is_told_without_its_text_and_the_
         wait_for(lambda: camera.state().frames == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["while it opens", "while it reads", "while it waits"])
 def test_close_is_prompt_whatever_the_camera_does(where, hang):
     def opener():

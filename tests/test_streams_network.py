@@ -130,6 +130,7 @@ def test_a_network_camera_delivers_rgb_frames(server):
         assert camera.live and is_live(camera) and camera.state().size == (64, 48)
 
 
+@pytest.mark.slow
 def test_a_camera_that_hangs_is_stalled_and_comes_back(server):
     with network_camera(server.url, QUICK) as camera:
         wait_for(lambda: is_live(camera))
@@ -142,6 +143,7 @@ def test_a_camera_that_hangs_is_stalled_and_comes_back(server):
         assert server.connections > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["cut", "refuses", "garbage", "half"])
 def test_a_camera_in_trouble_is_reopened_until_it_is_well(server, trouble):
     with network_camera(server.url, QUICK) as camera:
@@ -182,6 +184,7 @@ def test_a_camera_that_is_not_there_yet_is_live_once_it_is(server):
         assert camera.read(20) is not None
 
 
+@pytest.mark.slow
 def test_closing_a_camera_that_hangs_is_prompt(server):
     camera = network_camera(server.url)
     wait_for(lambda: is_live(camera))

@@ -108,6 +108,7 @@ def test_the_order_of_the_digits_depends_on_the_seed_and_on_the_round(digits):
         assert np.array_equal(turn.sum(axis=0, dtype=int), digits.train_images.sum(axis=0, dtype=int))
 
 
+@pytest.mark.slow
 def test_digits_keep_their_pace_and_pass_by_unseen():
     with Digits(fps=20) as stream:
         started = time.monotonic()
@@ -143,6 +144,7 @@ def test_close_wakes_a_reader_of_digits():
     assert time.monotonic() - started < 5 and stream.state().phase == "closed"
 
 
+@pytest.mark.slow
 def test_neither_the_streams_nor_the_device_load_what_only_a_trainer_has():
     program = (
         "import sys, edge_hpcr.stream, export.device.runtime\n"

@@ -108,6 +108,7 @@ def test_a_slow_consumer_misses_nothing(video):
         assert len(read_all(stream)) == FRAMES - 1 and first is not None
 
 
+@pytest.mark.slow
 def test_a_pace_is_kept_without_losing_frames(video):
     with open_stream(str(video), fps=20) as stream:
         started = time.monotonic()

@@ -81,6 +81,7 @@ def test_files_that_are_there_come_first_and_new_ones_when_they_are_closed(folde
     assert (stream.state().frames, stream.state().size) == (3, (7, 5))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_being_written_is_taken_only_when_it_is_closed(folder, watch, bad):
     stream = watch()
     assert silent(stream)
@@ -96,6 +97,7 @@ def test_a_file_that_is_being_written_is_taken_only_when_it_is_closed(folder, wa
     assert bad == []
 
 
+@pytest.mark.slow
 def test_a_file_found_half_written_at_the_start_is_taken_when_it_has_settled(folder, watch, bad):
     file = (folder / "1.png").open("wb")
     file.write(png(5)[:40])
@@ -128,6 +130,7 @@ def test_a_rename_into_the_folder_delivers_the_file(folder, tmp_path, watch):
     assert value(stream) == 4
 
 
+@pytest.mark.slow
 def test_a_hidden_temporary_name_is_not_delivered_but_its_final_name_is(folder, watch):
     stream = watch()
     hidden = folder / ".a.png.k3x"
@@ -138,6 +141,7 @@ def test_a_hidden_temporary_name_is_not_delivered_but_its_final_name_is(folder, 
     assert silent(stream)
 
 
+@pytest.mark.slow
 def test_no_version_comes_twice_but_a_new_one_does(folder, watch):
     path = folder / "1.png"
     path.write_bytes(png(1))
@@ -166,6 +170,7 @@ def test_a_file_that_moves_to_another_class_comes_again_with_its_new_label(folde
     assert stream.read(20).label == "cup"
 
 
+@pytest.mark.slow
 def test_a_new_sub_folder_is_watched_too(folder, tmp_path, watch):
     stream = watch(labels="folders", settle_seconds=0.2)
     assert silent(stream)
@@ -179,6 +184,7 @@ def test_a_new_sub_folder_is_watched_too(folder, tmp_path, watch):
     assert value(stream) == 2
 
 
+@pytest.mark.slow
 def test_bad_files_and_links_out_are_reported_once_and_the_stream_goes_on(folder, tmp_path, watch, bad):
     (tmp_path / "secret.png").write_bytes(png(9))
     stream = watch(scan_seconds=0.05, settle_seconds=0.1)
@@ -197,6 +203,7 @@ def test_bad_files_and_links_out_are_reported_once_and_the_stream_goes_on(folder
     assert value(stream) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", ["the same", "another one"])
 def test_a_folder_that_disappears_and_comes_back_is_watched_again(folder, tmp_path, watch, comes_back):
     (folder / "1.png").write_bytes(png(1))
@@ -217,6 +224,7 @@ def test_a_folder_that_disappears_and_comes_back_is_watched_again(folder, tmp_pa
     assert value(stream) == 2
 
 
+@pytest.mark.slow
 def test_a_scan_finds_what_the_system_did_not_report(folder, watch, monkeypatch):
     class Deaf(watched_module.Observer):
         def schedule(self, *_, **__):

@@ -125,6 +125,7 @@ def odd(workspace):
 # Export -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["out", "out.zip", "OUT.ZIP", "deep/er/out", "deep/er/out.zip"])
 def test_an_import_of_an_export_restores_names_colours_and_images(odd, other, tmp_path, target):
     done = export_samples(odd, tmp_path / target)
@@ -221,6 +222,7 @@ def test_nothing_to_export_is_said(workspace, tmp_path):
         export_samples(workspace, tmp_path / "out")
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
@@ -348,6 +350,7 @@ with Workspace.open(sys.argv[1]) as workspace:
 """
 
 
+@pytest.mark.slow
 def test_killed_imports_lose_and_double_nothing(tmp_path):
     root = make_folder(tmp_path / "in", {"a": 90, "b": 60, "c": 30})
     expected = sorted((path.parent.name, picture_in(path).tobytes()) for path in root.rglob("*.png"))

@@ -94,6 +94,7 @@ def test_undo_goes_on_where_it_was(path):
     assert (path / KEPT).exists(), "who only labels upgrades it as well"
 
 
+@pytest.mark.slow
 def test_it_learns_on_publishes_and_verifies(path):
     with Workspace.open(path) as workspace:
         workspace.change_settings(device="cpu", threads=1, idle_steps=0)
@@ -122,6 +123,7 @@ def test_who_only_looks_needs_no_upgrade(path):
     assert format_of(path / "journal.sqlite") == 1 and not (path / KEPT).exists()
 
 
+@pytest.mark.slow
 def test_a_journal_in_use_by_a_learner_is_not_upgraded_under_it(path):
     with locked(path / "lock", "busy"), pytest.raises(UserError, match="in use by process"):
         Workspace.open(path, learning=False)
@@ -149,6 +151,7 @@ Workspace.open(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_is_the_old_one_and_the_next_opening_upgrades_it(path):
     before = told(path / "journal.sqlite")
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)

@@ -89,6 +89,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_learner_is_refused_with_the_process_id_of_the_first_and_kill_9_frees_the_lock(tmp_path):
     first = subprocess.Popen(
         [sys.executable, "-c", OPEN_AND_WAIT, str(tmp_path / "w")],
@@ -226,6 +227,7 @@ def test_the_quarantine_is_bounded_too(tmp_path):
         assert 45_000_000 < held <= 50_000_000
 
 
+@pytest.mark.slow
 def test_labelling_and_looking_do_not_load_pytorch(tmp_path):
     code = "import sys, edge_hpcr.workspace.folder, edge_hpcr.workspace.verify; print('torch' in sys.modules)"
     out, err = run(code).communicate(timeout=60)

@@ -136,6 +136,7 @@ def test_classes_are_listed_added_renamed_recoloured_merged_and_deleted(run, pat
     assert in_journal(path) == {"Hex Nut": []}
 
 
+@pytest.mark.slow
 def test_a_deletion_is_asked_for_on_a_terminal_and_needs_yes_elsewhere(run, path, monkeypatch, tmp_path):
     (tmp_path / "no input").touch()
     with (tmp_path / "no input").open() as nothing:
@@ -248,6 +249,7 @@ def test_samples_go_out_and_into_a_new_workspace(run, path, tmp_path, capsys):
     assert main(["verify", new]) == 0
 
 
+@pytest.mark.slow
 def test_everything_but_an_import_works_beside_a_process_that_learns(run, path, tmp_path):
     with Workspace.open(path) as learning:
         export_samples(learning, tmp_path / "out.zip")
@@ -428,6 +430,7 @@ print(json.dumps(gather(Path(sys.argv[1]))))
 """
 
 
+@pytest.mark.slow
 def test_a_report_and_a_lock_that_cannot_be_read_are_said(path):
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
         Path(name).chmod(0o755)
@@ -477,6 +480,7 @@ def test_without_a_learner_the_newest_checkpoint_speaks(run, path):
     assert "problem" in run("status")[1]
 
 
+@pytest.mark.slow
 def test_a_real_learner_is_seen_while_it_runs_and_after_it_has_stopped(run, path):
     with Workspace.open(path) as workspace:
         workspace.change_settings(image_size=8, idle_steps=0, memory_bytes=100_000, device="cpu")
@@ -511,6 +515,7 @@ def test_every_field_of_the_status_is_documented(run):
     assert gate <= set(names)
 
 
+@pytest.mark.slow
 def test_no_command_needs_torch(path, tmp_path):
     code = (
         "import sys; from edge_hpcr.commands.cli import main; w, out = sys.argv[1:]; "
@@ -571,6 +576,7 @@ def test_a_command_line_that_makes_no_sense_is_one_line(arguments, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_import_that_is_interrupted_says_that_it_goes_on(tmp_path, pictures):
     from PIL import Image
 
@@ -595,6 +601,7 @@ def test_an_import_that_is_interrupted_says_that_it_goes_on(tmp_path, pictures):
     assert "the same command goes on" in problem and "Traceback" not in problem
 
 
+@pytest.mark.slow
 def test_names_that_a_terminal_cannot_show_do_no_harm(run, path):
     run("classes", "add", "Größe 日本")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}

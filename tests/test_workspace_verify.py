@@ -211,6 +211,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_workspace_is_verified_while_another_process_works_in_it_and_after_it_was_killed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", LEARN, str(tmp_path / "w")], stdout=subprocess.PIPE, text=True, cwd=ROOT
