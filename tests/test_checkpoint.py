@@ -1,14 +1,14 @@
 """A checkpoint is whole or absent, and says so when somebody damaged it."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from process_parts import started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
@@ -144,6 +144,23 @@ def test_after_a_kill_between_the_two_renames_the_previous_one_is_read(tmp_path)
 
 
 @pytest.mark.slow
+def test_a_reader_sees_one_whole_checkpoint_while_another_thread_replaces_it(tmp_path):
+    def write(step: int) -> None:
+        checkpoint.write(
+            tmp_path / "c", {name: {"x": np.full(5_000, step)} for name in "abcd"}, {"step": step}
+        )
+
+    write(0)
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(lambda: [write(step) for step in range(1, 80)])
+        while not writing.done():
+            assert checkpoint.exists(tmp_path / "c")
+            arrays, facts = checkpoint.read(tmp_path / "c")
+            assert {int(x) for group in arrays.values() for x in group["x"]} == {facts["step"]}
+    writing.result()
+
+
+@pytest.mark.slow
 def test_killed_at_any_moment_a_whole_checkpoint_is_there(tmp_path):
     """A real process writes one checkpoint after the other and is killed; what is read back is one of them, whole."""
     program = textwrap.dedent(
@@ -159,13 +176,11 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_there(tmp_path):
     )
     rng = np.random.default_rng(0)
     for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path / "c")], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(int(rng.integers(2, 12))):
-            acknowledged = int(process.stdout.readline())
-        os.kill(process.pid, signal.SIGKILL)
-        rest = process.communicate()[0].split()
+        with started("-c", program, tmp_path / "c") as process:
+            for _ in range(int(rng.integers(2, 12))):
+                acknowledged = int(process.stdout.readline())
+            process.kill()
+            rest = process.communicate()[0].split()
         acknowledged = int(rest[-1]) if rest else acknowledged
         arrays, facts = checkpoint.read(tmp_path / "c")
         assert facts["step"] >= acknowledged

@@ -80,7 +80,9 @@ def _swap_in(temporary: Path, folder: Path) -> None:
 
 
 def exists(folder: Path) -> bool:
-    return any((place / INDEX).is_file() for place in (Path(folder), _previous(Path(folder))))
+    folder = Path(folder)
+    # Its own name twice: another process may put a new one there between the first two looks.
+    return any((place / INDEX).is_file() for place in (folder, _previous(folder), folder))
 
 
 def remove(folder: Path) -> None:
@@ -107,6 +109,8 @@ def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
         written, stored = index["format"], index["facts"]
         index["sha256"] = dict(index["sha256"])
     except FileNotFoundError:
+        if exists(folder):  # another process is replacing it: by now it has the other name
+            return _index(folder)
         raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
     except OSError as error:
         raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
@@ -122,16 +126,26 @@ def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
-    place, index = _index(Path(folder))
-    arrays = {}
-    for name, expected in index["sha256"].items():
-        path = place / name
-        if not path.is_file():
-            raise DamagedCheckpoint(path, "is missing")
+    while True:
+        place, index = _index(Path(folder))
+        damage = None
+        try:
+            arrays = {Path(name).stem: _group(place / name, hash) for name, hash in index["sha256"].items()}
+        except DamagedCheckpoint as error:
+            damage = error
+        if (place, index) != _index(Path(folder)):
+            continue  # another process replaced it meanwhile: what was read may be of both
+        if damage is not None:
+            raise damage
+        return arrays, index["facts"]
+
+
+def _group(path: Path, expected: str) -> dict[str, np.ndarray]:
+    try:
         if sha256(path) != expected:
             raise DamagedCheckpoint(path, "was cut short or changed")
-        try:
-            arrays[path.stem] = load_file(path)
-        except SafetensorError as error:
-            raise DamagedCheckpoint(path, f"cannot be read ({error})") from None
-    return arrays, index["facts"]
+        return dict(load_file(path))
+    except (FileNotFoundError, IsADirectoryError):
+        raise DamagedCheckpoint(path, "is missing") from None
+    except SafetensorError as error:
+        raise DamagedCheckpoint(path, f"cannot be read ({error})") from None
