@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,12 +18,12 @@ from typing import Any
 import cv2
 import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from process_parts import started
 from sklearn.datasets import load_sample_images
 
 from app.server import Server
 from edge_hpcr.workspace.folder import Workspace
 
-ROOT = Path(__file__).parents[1]
 PATIENCE = 40_000  # milliseconds: two busy cores may take long
 expect.set_options(timeout=PATIENCE)
 
@@ -36,30 +35,13 @@ def free_port() -> int:
 
 
 class App:
-    """`python -m app` as a person starts it, in a process of its own."""
+    """`python -m app` as a person starts it, in a process of its own; see `running_alone`."""
 
-    def __init__(self, workspace: Path, *options: str, environment: dict[str, str] | None = None) -> None:
-        self.workspace = workspace
-        self.port = free_port()
-        self.address = f"http://127.0.0.1:{self.port}"
-        command = [
-            sys.executable,
-            "-m",
-            "app",
-            "--workspace",
-            str(workspace),
-            "--port",
-            str(self.port),
-            *options,
-        ]
-        self.log = workspace.with_suffix(".log")
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | (environment or {})
-            )
-        self._wait_until_ready()
+    def __init__(self, workspace: Path, process: subprocess.Popen[str], port: int, log: Path) -> None:
+        self.workspace, self.process, self.port, self.log = workspace, process, port, log
+        self.address = f"http://127.0.0.1:{port}"
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -120,10 +102,17 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
 
 @contextmanager
 def running_alone(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
-    app = App(workspace, *options, environment=environment)
-    try:
+    port, log = free_port(), workspace.with_suffix(".log")
+    command = ("-m", "app", "--workspace", workspace, "--port", port, *options)
+    with (
+        log.open("a") as written,
+        started(
+            *command, patience=8 * 3600, stdout=written, stderr=written, env=os.environ | (environment or {})
+        ) as process,
+    ):
+        app = App(workspace, process, port, log)
+        app.wait_until_ready()
         yield app
-    finally:
         app.stop()
 
 

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import psutil
 import pytest
+from process_parts import started
 
 from app import bench_runs
 from app.bench_runs import BenchRuns, Request
@@ -130,12 +129,8 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_a_run_outlives_a_program_that_was_killed_and_is_taken_over_by_the_next(runs, tmp_path):
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "benchmarks")], stdout=subprocess.PIPE, text=True
-    )
-    with program:
+    with started("-c", PROGRAM, tmp_path / "benchmarks", patience=PATIENCE) as program:
         name = program.stdout.readline().strip()
-        program.kill()
     later = runs()
     assert state(later, name) == "running"
     pid = later._current.process.pid

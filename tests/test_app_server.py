@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from browser_parts import ROOT, App, OwnServer, free_port, running, running_alone, wait_for
+from browser_parts import App, OwnServer, free_port, running, running_alone, wait_for
+from process_parts import ROOT
 
 from app.feeder import encoded
 from app.security import Credentials, read_credentials, refuse_open_address
@@ -392,12 +393,12 @@ def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
-    alone = App(tmp_path / "workspace")
-    wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
-    frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
-    ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))
-    pid = alone.process.pid
-    assert alone.stop() == 0
+    with running_alone(tmp_path / "workspace") as alone:
+        wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
+        frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
+        ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))
+        pid = alone.process.pid
+        assert alone.stop() == 0
     import tempfile
 
     assert not list(Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*"))

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from process_parts import PIPE, started
 
 from edge_hpcr.bench import run as bench
 from edge_hpcr.bench.run import Interrupted, Run, make_config
@@ -49,17 +48,17 @@ def quick_config(seed: int = 0, **options):
     return make_config("digits", seed=seed, memory=MemoryConfig(samples=30), device="cpu", **options)
 
 
-def start_and_wait_for_task(task: int, *arguments: str) -> subprocess.Popen:
-    """The command in a process of its own, which has just finished that task."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge_hpcr", *QUICK, *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    while f"task {task} of 5" not in process.stderr.readline():
-        assert process.poll() is None
-    return process
+def stopped_by_ctrl_c(*arguments: object) -> str:
+    """What the command says that is interrupted after its first task; without a limit, most of it is left then."""
+    digits = ("-m", "edge_hpcr", "bench", "--dataset", "digits", "--buffer", "30", "--set", "nf=4")
+    with started(*digits, *arguments, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        while "task 1 of 5" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        message = process.communicate()[1]
+    assert process.returncode == 1
+    assert "Traceback" not in message
+    return message
 
 
 def without_times(result: dict) -> dict:
@@ -104,18 +103,29 @@ def test_a_run_that_was_stopped_continues_to_the_same_numbers(tmp_path):
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [f"{quick_config().name}.json"]
 
 
+RUN_UNTIL_KILLED = """
+import os, signal, sys
+from edge_hpcr.bench.run import Run
+from edge_hpcr.commands.bench import configure
+
+def kill(run):
+    if run.learner.step == 11:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+out, *options = sys.argv[1:]
+Run(*configure(options), out).run(on_step=kill)
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_run_continues_where_it_was(tmp_path):
     """SIGKILL, which nothing can catch: the checkpoint of the last finished task is on disk."""
-    process = start_and_wait_for_task(2, "--out", str(tmp_path))
-    (saved,) = tmp_path.glob("*.checkpoint")
-    while not (saved / "checkpoint.json").is_file() or Learner.load(saved, "cpu")[1]["progress"]["task"] < 2:
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    with started("-c", RUN_UNTIL_KILLED, tmp_path, *QUICK[1:]) as process:
+        _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
     assert not list(tmp_path.glob("*.json"))
-    steps_before = Learner.load(saved, "cpu")[0].step
-    assert steps_before >= 8
+    (saved,) = tmp_path.glob("*.checkpoint")
+    assert Learner.load(saved, "cpu")[0].step == 8, "two tasks of four steps each"
     assert main([*QUICK, "--out", str(tmp_path)]) == 0
     continued = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert main([*QUICK, "--out", str(tmp_path / "whole")]) == 0
@@ -125,23 +135,14 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_continue(tmp_path):
-    process = start_and_wait_for_task(1, "--out", str(tmp_path))
-    process.send_signal(signal.SIGINT)
-    message = process.communicate()[1]
-    assert process.returncode == 1
-    assert "the same command continues" in message
-    assert "Traceback" not in message
+    assert "the same command continues" in stopped_by_ctrl_c("--out", tmp_path)
     assert list(tmp_path.glob("*.checkpoint"))
 
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
-    process = start_and_wait_for_task(1, "--seeds", "3", "--jobs", "2", "--out", str(tmp_path))
-    process.send_signal(signal.SIGINT)
-    message = process.communicate()[1]
-    assert process.returncode == 1
+    message = stopped_by_ctrl_c("--seeds", "3", "--jobs", "2", "--out", tmp_path)
     assert message.rstrip().endswith("the same command continues")
-    assert "Traceback" not in message
     begun = {path.name.split(".")[0].rsplit("-", 1)[1] for path in tmp_path.iterdir()}
     assert begun
     assert begun <= {"seed0", "seed1"}
@@ -196,8 +197,7 @@ with locked(Path(sys.argv[1]), "held by the parent", remove=True):
 @pytest.mark.slow
 def test_a_lock_whose_last_holder_removed_its_file_is_held_by_one_process_only(tmp_path):
     path = tmp_path / "run.lock"
-    command = [sys.executable, "-c", SLOW_TO_LOCK, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with started("-c", SLOW_TO_LOCK, path, stdin=PIPE) as other:
         with locked(path, "held", remove=True):
             assert other.stdout.readline() == "opened\n"
         other.stdin.write("lock it\n")

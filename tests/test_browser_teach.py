@@ -279,17 +279,17 @@ def test_two_pages_stay_in_step(tmp_path, browser):
 
 def test_pulling_the_plug_loses_no_label(tmp_path, browser):
     workspace = tmp_path / "workspace"
-    app = App(workspace)
-    page = open_page(browser, app)
-    make_class(page, "kept")
-    next_frame(page)
-    page.keyboard.press("1")
-    expect(page.locator("#message")).to_contain_text("kept saved")
-    go_to(page, "Settings")
-    page.locator("#settings-micro-batch input").first.fill("7")
-    page.locator("#settings-save").click()
-    expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 7")
-    app.kill()
+    with running_alone(workspace) as app:
+        page = open_page(browser, app)
+        make_class(page, "kept")
+        next_frame(page)
+        page.keyboard.press("1")
+        expect(page.locator("#message")).to_contain_text("kept saved")
+        go_to(page, "Settings")
+        page.locator("#settings-micro-batch input").first.fill("7")
+        page.locator("#settings-save").click()
+        expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 7")
+        app.kill()
     expect(page.locator("#strip")).to_contain_text("does not answer")
     with running(workspace) as again:
         page = open_page(browser, again)

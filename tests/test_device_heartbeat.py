@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import publish
-from test_device_runtime import add, line_of, started
+from test_device_runtime import add, line_of, running_device
 
 from edge_hpcr.common.errors import UserError
 from export.device.errors import BadModel
@@ -105,7 +105,7 @@ def test_a_watched_folder_to_which_nothing_comes_is_well(tmp_path: Path):
     publish(tmp_path / "exports", 1)
     (tmp_path / "photos").mkdir()
     path = tmp_path / "heartbeat"
-    with started(
+    with running_device(
         "--models", tmp_path / "exports", "--source", tmp_path / "photos", "--watch", "--heartbeat", path
     ) as process:
         line_of(process.stderr, "model v1")

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from device_parts import NAMES, frame_of, manifest_of, publish, tiny_model
+from process_parts import started
 from test_device_hostile import endless_when_black, model_case, nan_when_black, slow_constants
 from test_device_mqtt import Broker
 
@@ -69,24 +70,8 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-@contextlib.contextmanager
-def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A runtime whose stdout can be read line by line; it is ended however the test ends."""
-    process = subprocess.Popen(
-        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    # A process that says nothing must not hold up the test for ever.
-    timer = threading.Timer(60, process.kill)
-    timer.start()
-    try:
-        yield process
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+def running_device(*arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return started(*command(*arguments)[1:])
 
 
 def line_of(stream, pattern: str) -> str:
@@ -172,7 +157,7 @@ def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
     exports: Path, images: Path, tmp_path: Path
 ):
     arguments = ("--models", exports, "--source", images, "--watch", "--poll", 0.05)
-    with started(*arguments) as process:
+    with running_device(*arguments) as process:
         numbers = iter(range(10, 100))
 
         def answer(name: str) -> dict:
@@ -200,7 +185,7 @@ def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports: Path, number: int):
-    with started("--models", exports, "--source", "9") as process:
+    with running_device("--models", exports, "--source", "9") as process:
         lines = [process.stderr.readline(), process.stderr.readline()]
         assert any("camera 9: reconnecting: cannot open" in line for line in lines)
         process.send_signal(number)
@@ -211,7 +196,7 @@ def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports
 @pytest.mark.slow
 def test_a_first_model_is_waited_for_if_asked(images: Path, tmp_path: Path):
     exports = tmp_path / "later"
-    with started("--models", exports, "--source", images, "--wait", "--poll", 0.05) as process:
+    with running_device("--models", exports, "--source", images, "--wait", "--poll", 0.05) as process:
         line_of(process.stderr, "waiting for a first model")
         publish(exports, 1)
         assert len(process.stdout.readlines()) == 4
@@ -220,7 +205,7 @@ def test_a_first_model_is_waited_for_if_asked(images: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_when_nobody_reads_the_results_any_more_it_ends_quietly(exports: Path, images: Path):
-    with started("--models", exports, "--source", images, "--watch") as process:
+    with running_device("--models", exports, "--source", images, "--watch") as process:
         for _ in NAMES:
             process.stdout.readline()
         process.stdout.close()
@@ -283,7 +268,7 @@ def test_a_model_that_hangs_on_a_frame_does_not_hold_up_the_end(tmp_path: Path, 
     (tmp_path / "images").mkdir()
     add(tmp_path / "images", "0.png", "black")
     model_case(endless_when_black)(tmp_path / "exports")
-    with started("--models", tmp_path / "exports", "--source", tmp_path / "images") as process:
+    with running_device("--models", tmp_path / "exports", "--source", tmp_path / "images") as process:
         line_of(process.stderr, "model v2")
         busy = psutil.Process(process.pid).cpu_times
         deadline, before = time.monotonic() + 20, busy().user
@@ -324,7 +309,7 @@ def test_the_end_while_other_threads_are_in_a_model_is_no_crash(exports: Path):
 
 @pytest.mark.slow
 def test_the_end_in_the_middle_of_a_swap_is_not_waited_for(exports: Path, images: Path):
-    with started("--models", exports, "--source", images, "--watch", "--poll", 0.05) as process:
+    with running_device("--models", exports, "--source", images, "--watch", "--poll", 0.05) as process:
         line_of(process.stderr, "model v1")
         for _ in NAMES:
             process.stdout.readline()
@@ -371,7 +356,7 @@ def test_results_go_to_mqtt_and_a_broker_that_leaves_stops_nothing(exports: Path
             "--mqtt",
             f"127.0.0.1:{broker.port}/t",
         )
-        with started(*arguments) as process:
+        with running_device(*arguments) as process:
             for _ in NAMES:
                 process.stdout.readline()
             number = 10
@@ -408,7 +393,7 @@ def part_of(reply: http.client.HTTPResponse) -> np.ndarray:
 @pytest.mark.slow
 def test_the_page_shows_the_frames_with_their_labels(exports: Path, images: Path):
     arguments = ("--models", exports, "--source", images, "--watch", "--display", 0)
-    with started(*arguments) as process:
+    with running_device(*arguments) as process:
         port = int(re.search(r"127\.0\.0\.1:(\d+)", line_of(process.stderr, "the picture is at"))[1])
         for _ in NAMES:
             process.stdout.readline()

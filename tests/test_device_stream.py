@@ -14,6 +14,7 @@ import pytest
 from device_parts import frame_of, manifest_of, metadata_of, publish
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from process_parts import started
 from test_streams_network import QUICK, serving
 from test_streams_video import FRAMES, packets, write_video
 
@@ -292,14 +293,8 @@ def test_a_folder_without_any_image_is_the_wrong_one(exports: Path, capsys: pyte
 def test_a_watched_folder_may_be_away_for_a_while(exports: Path, tmp_path: Path):
     folder = tmp_path / "images"
     folder.mkdir()
-    command = [sys.executable, "-m", "export.runtime", "--cpu", "--threads", "1", "--models", str(exports)]
-    with subprocess.Popen(
-        [*command, "--source", str(folder), "--watch", "--count", "1"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as device:
+    command = ["-m", "export.runtime", "--cpu", "--threads", "1", "--models", exports]
+    with started(*command, "--source", folder, "--watch", "--count", "1") as device:
         assert "model v1" in device.stderr.readline()
         folder.rename(tmp_path / "away")
         assert f"{folder} has disappeared, waiting for it" in device.stderr.readline()

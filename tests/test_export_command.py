@@ -1,7 +1,6 @@
 """`python -m export`: the contract as it is written, in all its commands."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from export_parts import Teaching, first, with_template
+from process_parts import started
 
 from edge_hpcr.workspace.folder import Workspace
 from export.__main__ import main
@@ -181,18 +181,15 @@ def test_a_damaged_folder_is_one_line_and_exit_code_1(workspace, capsys):
 
 @pytest.mark.slow
 def test_every_so_many_seconds_it_goes_on_until_it_is_asked_to_stop(workspace):
-    command = [sys.executable, "-m", "export", "--workspace", str(workspace), "--every", "0.2", "--json"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
-    )
-    assert json.loads(process.stdout.readline())["manifest"]["version"] == 1
-    assert json.loads(process.stdout.readline()) == {
-        "published": False,
-        "version": 1,
-        "reason": "nothing has changed",
-    }
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    with started("-m", "export", "--workspace", workspace, "--every", "0.2", "--json") as process:
+        assert json.loads(process.stdout.readline())["manifest"]["version"] == 1
+        assert json.loads(process.stdout.readline()) == {
+            "published": False,
+            "version": 1,
+            "reason": "nothing has changed",
+        }
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
 
 

@@ -1,8 +1,6 @@
 """Files that are replaced as a whole, and locks that the system frees."""
 
 import fcntl
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from process_parts import PIPE, started
 
 from edge_hpcr.common.files import Locked, is_locked, locked, sha256, write_atomically
 
@@ -45,13 +44,12 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
 def test_a_lock_names_its_holder_and_is_free_after_kill_9(tmp_path):
     path = tmp_path / "lock"
     assert is_locked(path) is False
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
+    with started("-c", HOLDER, path, stdin=PIPE) as holder:
+        assert holder.stdout.readline() == "held\n"
         assert is_locked(path) is True
         with pytest.raises(Locked, match=f"in use by {holder.pid}"), locked(path, "in use by {owner}"):
             pass
-        os.kill(holder.pid, signal.SIGKILL)
+        holder.kill()
     assert is_locked(path) is False
     with locked(path, "busy"):
         assert is_locked(path) is True

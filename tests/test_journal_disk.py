@@ -1,17 +1,16 @@
 """The journal under a full disk, several processes and threads, kill -9, and a file that is no database."""
 
 import json
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from process_parts import started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import database
@@ -24,13 +23,9 @@ from edge_hpcr.workspace.records import NewSample
 ROOT = Path(__file__).parents[1]
 
 
-def run(code: str, *arguments: object) -> subprocess.Popen:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-
-
-def answer(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=60)
+def answer(code: str, *arguments: object) -> str:
+    with started("-c", code, *arguments) as process:
+        out, err = process.communicate()
     assert process.returncode == 0, err
     return out
 
@@ -70,7 +65,7 @@ print(json.dumps([acknowledged, message, during, after, ids[-1]]))
 
 def test_when_the_disk_is_full_nothing_is_acknowledged_and_later_all_goes_on(tmp_path):
     path = tmp_path / "journal.sqlite"
-    acknowledged, message, during, after, last = json.loads(answer(run(FILL_THE_DISK, path)))
+    acknowledged, message, during, after, last = json.loads(answer(FILL_THE_DISK, path))
     assert message is not None and "full" in message and "\n" not in message
     assert 0 < len(acknowledged) < 3000
     assert during == acknowledged
@@ -116,8 +111,8 @@ print(mine)
 
 def test_several_processes_open_a_new_journal_at_once_and_write_to_it(tmp_path):
     path = tmp_path / "journal.sqlite"
-    writers = [run(WRITE, path, name) for name in "abcd"]
-    ids = {int(answer(writer)) for writer in writers}
+    with ThreadPoolExecutor() as pool:
+        ids = {int(said) for said in pool.map(partial(answer, WRITE, path), "abcd")}
     assert len(ids) == 4
     journal = Journal(path)
     assert {row.id: row.labels for row in journal.classes()} == dict.fromkeys(ids, 40)
@@ -173,14 +168,13 @@ def test_whatever_was_acknowledged_is_there_after_kill_9(tmp_path):
     path = tmp_path / "journal.sqlite"
     acknowledged: dict[int, list[int]] = {}
     for number in range(6):
-        process = run(LABEL_FOR_EVER, path, number)
-        assert process.stdout is not None
-        mine = int(process.stdout.readline().split()[1])
-        acknowledged[mine] = []
-        for _ in range(3 + 7 * number % 5):
-            acknowledged[mine] += map(int, process.stdout.readline().split()[1:])
-        process.send_signal(signal.SIGKILL)
-        rest, _ = process.communicate(timeout=60)
+        with started("-c", LABEL_FOR_EVER, path, number) as process:
+            mine = int(process.stdout.readline().split()[1])
+            acknowledged[mine] = []
+            for _ in range(3 + 7 * number % 5):
+                acknowledged[mine] += map(int, process.stdout.readline().split()[1:])
+            process.kill()
+            rest, _ = process.communicate()
         for line in rest.splitlines(keepends=True):
             if line.endswith("\n"):
                 acknowledged[mine] += map(int, line.split()[1:])
@@ -229,9 +223,7 @@ def test_a_journal_in_a_folder_that_is_missing_or_of_a_newer_version_is_refused(
 
 
 def test_the_journal_is_read_beside_a_process_that_writes_it_and_sees_one_moment(tmp_path):
-    process = run(LABEL_FOR_EVER, tmp_path / "journal.sqlite", 1)
-    try:
-        assert process.stdout is not None
+    with started("-c", LABEL_FOR_EVER, tmp_path / "journal.sqlite", 1) as process:
         process.stdout.readline(), process.stdout.readline()
         with closing(open_read_only(tmp_path / "journal.sqlite")) as db:
             db.execute("BEGIN")
@@ -242,9 +234,6 @@ def test_the_journal_is_read_beside_a_process_that_writes_it_and_sees_one_moment
             assert differences(fold_events(whole), whole) == []
             with pytest.raises(sqlite3.OperationalError, match="readonly"):
                 db.execute("DELETE FROM events")
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
 
 
 AS_NOBODY = """
@@ -271,7 +260,7 @@ def test_a_journal_that_cannot_be_written_can_be_read_and_says_why_it_refuses():
         journal.close()
         journal.path.chmod(0o444)
         folder.chmod(0o555)
-        count, message = answer(run(AS_NOBODY, journal.path)).splitlines()
+        count, message = answer(AS_NOBODY, journal.path).splitlines()
         folder.chmod(0o755)
     assert count == "(1,)"
     assert "make the workspace writable" in message

@@ -15,6 +15,7 @@ import time
 import cv2
 import numpy as np
 import pytest
+from process_parts import started
 
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import UserError
@@ -85,15 +86,8 @@ def test_frames_without_labels_wait_in_the_queue(tmp_path, photos, own_signals):
 @pytest.mark.slow
 def test_ctrl_c_saves_and_another_process_may_label_meanwhile(tmp_path):
     workspace = tmp_path / "w"
-    command = [sys.executable, "-m", "edge_hpcr", *_learn(workspace, "digits", "--fps", "20")]
-    running = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
+    command = ["-m", "edge_hpcr", *_learn(workspace, "digits", "--fps", "20")]
+    with started(*command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as running:
         _until(lambda: (workspace / "status.json").exists())
         with Workspace.open(workspace, learning=False) as beside:
             journal = beside.journal
@@ -105,8 +99,6 @@ def test_ctrl_c_saves_and_another_process_may_label_meanwhile(tmp_path):
                 Workspace.open(workspace)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=PATIENCE)
-    finally:
-        running.kill()
     assert running.returncode == 0, err
     assert "1 labels" in out
     with Workspace.open(workspace) as opened:
@@ -258,17 +250,15 @@ def test_a_camera_that_does_not_answer_is_said_first_on_a_narrow_terminal(tmp_pa
     """The process really writes to a terminal of 40 columns."""
     terminal, its_end = os.openpty()
     fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-    command = [sys.executable, "-m", "edge_hpcr", *_learn(tmp_path / "w", "http://127.0.0.1:9/camera")]
+    command = ["-m", "edge_hpcr", *_learn(tmp_path / "w", "http://127.0.0.1:9/camera")]
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end, env=environment)
-    os.close(its_end)
     shown = b""
-    try:
+    with started(*command, stderr=its_end, env=environment) as running:
+        os.close(its_end)
         while not re.search(rb"\rreconnecting:.*\r", shown):
             shown += os.read(terminal, 1000)
-    finally:
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=PATIENCE)
-        os.close(terminal)
+    os.close(terminal)
     lines = shown.decode().split("\r")[1:-1]
     assert {len(each) for each in lines} == {39}

@@ -4,8 +4,6 @@ import fcntl
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from export_parts import HELD_OUT, RIGHT, Teaching, confused, first, later, with_template
 from hypothesis import given
 from hypothesis import strategies as st
+from process_parts import PIPE, started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.verify import verify_workspace
@@ -357,15 +356,12 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_a_publisher_waits_for_another_process(exports):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(exports / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout.readline() == b"held\n"
-    thread = threading.Thread(target=released, args=(exports,))
-    thread.start()
-    thread.join(1.0)
-    assert thread.is_alive() and kept(exports) == []
-    holder.communicate()
+    with started("-c", HOLDER, exports / "lock", stdin=PIPE) as holder:
+        assert holder.stdout.readline() == "held\n"
+        thread = threading.Thread(target=released, args=(exports,))
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive() and kept(exports) == []
     thread.join(60)
     assert kept(exports) == [1]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import publish
+from process_parts import started
 
 from edge_hpcr.common.errors import UserError
 from export.publish import serve
@@ -242,9 +243,8 @@ def serve_command(*arguments: str) -> list[str]:
 def test_the_command_serves_until_it_is_interrupted(workspace: Path):
     token = workspace / "token"
     token.write_text(TOKEN + "\n")
-    command = serve_command("--workspace", str(workspace), "--port", "0", "--token", str(token))
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+    command = ("-m", "export", "serve", "--workspace", workspace, "--port", "0", "--token", token)
+    with started(*command) as process:
         line = process.stderr.readline()
         port = int(line.rstrip().rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)

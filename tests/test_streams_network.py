@@ -11,6 +11,7 @@ import time
 import cv2
 import numpy as np
 import pytest
+from process_parts import PIPE, started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import shown_address
@@ -273,9 +274,7 @@ assert stream.read(30) is not None
 print("live", flush=True)
 sys.stdin.readline()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    with started("-c", program, server.url, stdin=PIPE) as child:
         assert child.stdout.readline() == "live\n"
         server.mood = mood
         child.stdin.close()

@@ -9,8 +9,6 @@ import random
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 import unicodedata
@@ -22,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from process_parts import started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.decode import decode_image, read_bytes
@@ -355,13 +354,11 @@ def test_killed_imports_lose_and_double_nothing(tmp_path):
     root = make_folder(tmp_path / "in", {"a": 90, "b": 60, "c": 30})
     expected = sorted((path.parent.name, picture_in(path).tobytes()) for path in root.rglob("*.png"))
     for images in (5, 47, 122):
-        process = subprocess.Popen([sys.executable, "-c", IMPORT, tmp_path / "w", root], cwd=ROOT)
-        deadline = time.monotonic() + 60
-        while sum(1 for _ in (tmp_path / "w" / "images").glob("*/*.png")) < images:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        with started("-c", IMPORT, tmp_path / "w", root) as process:
+            while sum(1 for _ in (tmp_path / "w" / "images").glob("*/*.png")) < images:
+                assert process.poll() is None
+                time.sleep(0.001)
+        assert process.returncode == -signal.SIGKILL
     with Workspace.open(tmp_path / "w") as workspace:
         import_samples(workspace, root)
         assert contents(workspace) == expected

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from process_parts import PIPE, started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.folder import Taken, Workspace
@@ -23,9 +23,10 @@ def image() -> np.ndarray:
     return RNG.integers(0, 256, (16, 16, 3), np.uint8)
 
 
-def run(code: str, *arguments: object) -> subprocess.Popen:
+def answer_of(code: str, *arguments: object) -> tuple[str, str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return ended.stdout, ended.stderr
 
 
 def test_a_new_workspace_is_made_and_opened_again(tmp_path):
@@ -91,12 +92,7 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_a_second_learner_is_refused_with_the_process_id_of_the_first_and_kill_9_frees_the_lock(tmp_path):
-    first = subprocess.Popen(
-        [sys.executable, "-c", OPEN_AND_WAIT, str(tmp_path / "w")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    try:
-        assert first.stdout is not None
+    with started("-c", OPEN_AND_WAIT, tmp_path / "w", stdin=PIPE) as first:
         pid = first.stdout.readline().strip()
         with pytest.raises(UserError, match=f"is in use by process {pid}: end that first"):
             Workspace.open(tmp_path / "w")
@@ -104,9 +100,7 @@ def test_a_second_learner_is_refused_with_the_process_id_of_the_first_and_kill_9
             beside.journal.create_class("mug")
             with pytest.raises(UserError, match="opened for labelling only"):
                 beside.take(image(), "")
-    finally:
-        os.kill(first.pid, signal.SIGKILL)
-        first.communicate(timeout=60)
+        first.kill()
     with Workspace.open(tmp_path / "w") as workspace:
         assert [row.name for row in workspace.journal.classes()] == ["mug"]
         assert workspace.layout.lock.read_text() == f"{os.getpid()}\n"
@@ -185,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line():
         (folder / "w").chmod(0o555)
         (folder / "w" / "lock").chmod(0o444)
         folder.chmod(0o555)
-        out, err = run(AS_NOBODY, folder / "w", folder / "new").communicate(timeout=60)
+        out, err = answer_of(AS_NOBODY, folder / "w", folder / "new")
         folder.chmod(0o755)
     assert err == ""
     existing, new = out.splitlines()
@@ -230,5 +224,5 @@ def test_the_quarantine_is_bounded_too(tmp_path):
 @pytest.mark.slow
 def test_labelling_and_looking_do_not_load_pytorch(tmp_path):
     code = "import sys, edge_hpcr.workspace.folder, edge_hpcr.workspace.verify; print('torch' in sys.modules)"
-    out, err = run(code).communicate(timeout=60)
+    out, err = answer_of(code)
     assert out == "False\n", err

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from process_parts import started
 
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.files import locked
@@ -144,16 +145,15 @@ def test_a_deletion_is_asked_for_on_a_terminal_and_needs_yes_elsewhere(run, path
         code, said, problem = run("classes", "delete", "mug")
     assert (code, said) == (2, "")
     assert "mug (class 1) with 3 labels" in problem and "--yes" in problem
-    program = [sys.executable, "-m", "edge_hpcr", "classes", str(path), "delete", "mug"]
     for answer, code, left in ((b"n\n", 1, 2), (b"\x04", 1, 2), (b"y\n", 0, 1)):
         terminal, its_end = os.openpty()
-        process = subprocess.Popen(program, stdin=its_end, stdout=subprocess.PIPE, cwd=ROOT)
-        os.write(terminal, answer)
-        said, _ = process.communicate(timeout=60)
+        with started("-m", "edge_hpcr", "classes", path, "delete", "mug", stdin=its_end) as process:
+            os.write(terminal, answer)
+            said, _ = process.communicate(timeout=60)
         os.close(its_end)
         os.close(terminal)
         assert process.returncode == code
-        assert b"3 labels" in said
+        assert "3 labels" in said
         assert len(in_journal(path)) == left
 
 
@@ -306,8 +306,8 @@ def report(phase: str, pid: int, held_out: HeldOut, **changes: object) -> dict:
 
 
 def ended_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    with started("-c", "") as process:
+        process.wait()
     return process.pid
 
 
@@ -584,19 +584,12 @@ def test_an_import_that_is_interrupted_says_that_it_goes_on(tmp_path, pictures):
         folder = tmp_path / "in" / str(number % 4)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pictures[number % 20] // (1 + number // 20)).save(folder / f"{number}.png")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge_hpcr", "samples", str(tmp_path / "w"), "import", str(tmp_path / "in")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    deadline = time.monotonic() + 60
-    while process.poll() is None and not any((tmp_path / "w" / "images").glob("*/*.png")):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    said, problem = process.communicate(timeout=60)
+    command = ("-m", "edge_hpcr", "samples", tmp_path / "w", "import", tmp_path / "in")
+    with started(*command) as process:
+        while process.poll() is None and not any((tmp_path / "w" / "images").glob("*/*.png")):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        said, problem = process.communicate(timeout=60)
     assert (process.returncode, said) == (1, "")
     assert "the same command goes on" in problem and "Traceback" not in problem
 

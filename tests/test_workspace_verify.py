@@ -4,16 +4,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from process_parts import started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
@@ -213,19 +211,12 @@ while True:
 
 @pytest.mark.slow
 def test_a_workspace_is_verified_while_another_process_works_in_it_and_after_it_was_killed(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEARN, str(tmp_path / "w")], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
-        assert process.stdout is not None
+    with started("-c", LEARN, tmp_path / "w") as process:
         for _ in range(5):
             for _ in range(5):
                 process.stdout.readline()
             assert verify_workspace(tmp_path / "w") == []
         assert process.poll() is None
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
     assert verify_workspace(tmp_path / "w") == []
     with Workspace.open(tmp_path / "w") as workspace:
         assert workspace.report == []

@@ -1,0 +1,29 @@
+"""Processes that a test starts and talks to."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PIPE = subprocess.PIPE
+
+
+@contextmanager
+def started(*arguments: object, patience: float = 120, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """
+    This Python with these arguments, its output as text. However the test ends, the process is killed and waited for
+    and its pipes are closed: else another test, in which they are collected, would fail.
+    """
+    options = {"cwd": ROOT, "text": True, "stdout": PIPE, "stderr": PIPE, **options}
+    with subprocess.Popen([sys.executable, *map(str, arguments)], **options) as process:
+        watchdog = Timer(patience, process.kill)  # one that says nothing must not hold up the test for ever
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
