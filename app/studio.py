@@ -25,6 +25,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.teaching import Learned
+from edge_hpcr.stream import DEMONSTRATION
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
@@ -385,7 +386,9 @@ class Studio:
             ("ended", "it has shown everything") if feeder.ended else (state.phase, state.message)
         )
         return {
-            "spec": feeder.spec if feeder.spec in (BROWSER, "digits") else "other",  # it may hold a password
+            "spec": feeder.spec
+            if feeder.spec in (BROWSER, DEMONSTRATION)
+            else "other",  # it may hold a password
             "name": stream.name,
             "phase": phase,
             "message": feeder.problem or message,

@@ -1,6 +1,6 @@
 """Photographs of every tab, light and dark, on a desktop and on a phone: `make screenshots`.
 
-The workspace is taught with the embedded digits first, so that every tab has something to show.
+The workspace is taught with the demonstration first, so that every tab has something to show.
 """
 
 import argparse
@@ -32,10 +32,10 @@ def photograph(workspace: Path, out: Path) -> None:
         Settings(gate_per_second=1.0).save(workspace / "settings.json")
     with running(workspace) as app, chromium() as browser:
         studio = app.server.studio
-        studio.feeder.choose("digits", "folders")  # learns the demonstration's own labels, two a second
+        studio.feeder.choose("workbench", "folders")  # learns the demonstration's own labels, two a second
         while studio.state()["labels"] < LABELS_SHOWN:
             studio.live.wait_until_caught_up(1.0)
-        studio.feeder.choose("digits")
+        studio.feeder.choose("workbench")
         for screen, size in SCREENS.items():
             for theme in ("light", "dark"):
                 page = browser.new_page(viewport=size)

@@ -234,12 +234,14 @@ def test_a_frame_is_labelled_as_it_was_shown(app):
     frame = json.loads(ask(app, "GET", "/edge/state")[1])["frame"]["number"]
     shown = app.server.studio.feeder.shown(frame).image
     wait_for(lambda: app.server.studio.feeder.newest().number > frame, "another frame")
+    newer = app.server.studio.feeder.newest().image
     status, answer = act(app, do="new_class", name="as shown", frames=[frame])
     assert status == 200
     assert answer["message"] == "as shown saved"
     with app.look() as workspace:
         (row,) = workspace.journal.samples(class_id=answer["class_id"])
-        assert np.array_equal(workspace.image(row.id), shown)
+        lost, other = (np.abs(workspace.image(row.id).astype(int) - image).mean() for image in (shown, newer))
+        assert lost < min(2, other)  # by JPEG
     # The same frame with another class is a correction of the same sample.
     again = act(app, do="new_class", name="corrected", frames=[frame])[1]
     with app.look() as workspace:
@@ -265,7 +267,7 @@ def test_bad_camera_frames_are_refused(app, body, says):
 
 
 def test_a_camera_that_nobody_wants_is_told_so(app):
-    act(app, do="source", source="digits")
+    act(app, do="source", source="workbench")
     assert json.loads(ask(app, "POST", "/edge/camera", jpeg())[1]) == {"wanted": False}
 
 

@@ -128,8 +128,8 @@ def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, fil
         expect(page.locator("#source-state")).to_contain_text(
             re.compile("stalled|waiting|no frame"), timeout=40_000
         )
-        page.click("#source-digits")
-        expect(page.locator("#source-state")).to_contain_text("digits: live", timeout=40_000)
+        page.click("#source-demonstration")
+        expect(page.locator("#source-state")).to_contain_text("workbench: live", timeout=40_000)
         assert labels_of(app) == {"temple": 1}
 
 
@@ -139,7 +139,7 @@ def test_an_empty_workspace_says_what_to_do(tmp_path, browser):
         expect(page.locator("#empty")).to_have_text(
             "Show something to the camera, press n, and give it a name."
         )
-        expect(page.locator("#source-state")).to_contain_text("digits: live")
+        expect(page.locator("#source-state")).to_contain_text("workbench: live")
 
 
 def test_keys_label_hold_burst_and_undo(tmp_path, browser):
@@ -173,7 +173,7 @@ def test_keys_label_hold_burst_and_undo(tmp_path, browser):
         assert labels_of(app) == {"one": 2, "two": 2}
 
         page.keyboard.down("b")
-        expect(page.locator("#message")).to_contain_text("burst: 3 frames")
+        expect(page.locator("#message")).to_contain_text(re.compile(r"burst: ([3-9]|\d\d) frames"))
         page.keyboard.up("b")
         expect(page.locator("#message")).to_contain_text("two saved")
         burst = labels_of(app)["two"] - 2
@@ -198,7 +198,7 @@ def test_keys_label_hold_burst_and_undo(tmp_path, browser):
 
         page.locator("#burst").focus()  # a burst by the keyboard's other way
         page.keyboard.down("Enter")
-        expect(page.locator("#message")).to_contain_text("burst: 2 frames")
+        expect(page.locator("#message")).to_contain_text(re.compile(r"burst: ([2-9]|\d\d) frames"))
         page.keyboard.up("Enter")
         expect(page.locator("#message")).to_contain_text("one saved")
         assert labels_of(app)["one"] > before["one"]
@@ -331,7 +331,7 @@ def test_a_camera_that_is_refused_is_explained(shared_app, browser):
     page = open_page(browser, shared_app)
     page.click("#source-browser")
     expect(page.locator("#message")).to_contain_text(re.compile("did not allow the camera|finds no camera"))
-    assert state_of(shared_app)["source"]["spec"] == "digits"
+    assert state_of(shared_app)["source"]["spec"] == "workbench"
 
 
 def test_a_bad_source_is_refused_and_the_present_one_goes_on(shared_app, browser):

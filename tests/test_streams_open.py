@@ -17,6 +17,7 @@ from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
 from edge_hpcr.stream.video import Video
 from edge_hpcr.stream.watched import WatchedFolder
+from edge_hpcr.stream.workbench import Workbench
 
 
 @pytest.fixture
@@ -37,15 +38,16 @@ def test_each_kind_of_source_is_recognised(tmp_path, video):
         (str(tmp_path), Folder, str(tmp_path)),
         (f"watch:{tmp_path}", WatchedFolder, str(tmp_path)),
         ("digits", Digits, "digits"),
+        ("workbench", Workbench, "workbench"),
     ]
     for spec, kind, name in kinds:
         with open_stream(spec) as stream:
             assert type(stream) is kind and stream.name == name
-            assert stream.live == (kind in (Camera, Digits))
+            assert stream.live == (kind in (Camera, Digits, Workbench))
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "watch:", "nothing", "-1", "1.5", "²", "no/such/film.avi", "x\0y", "n" * 5000]
+    "spec", ["", "watch:", "nothing", "-1", "1.5", "²", "workbench:x", "no/such/film.avi", "x\0y", "n" * 5000]
 )
 def test_an_unknown_source_is_refused_in_one_line_that_lists_the_kinds(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -53,7 +55,7 @@ def test_an_unknown_source_is_refused_in_one_line_that_lists_the_kinds(spec, tmp
         open_stream(spec)
     message = str(caught.value)
     assert "\n" not in message
-    for kind in ("camera's number", "rtsp://", "video file", "folder", "watch:FOLDER", "digits"):
+    for kind in ("camera's number", "rtsp://", "video file", "folder", "watch:FOLDER", "workbench", "digits"):
         assert kind in message
 
 

@@ -90,7 +90,7 @@ class Teach {
         make("button", { id: "source-browser", class: "edge-button primary", type: "button", onclick: async () => {
           if (await this.camera.start()) use("browser");
         } }, "Use this browser's camera"),
-        make("button", { id: "source-digits", class: "edge-button", type: "button", onclick: () => { this.camera.stop(); use("digits"); } }, "Demonstration: handwritten digits")),
+        make("button", { id: "source-demonstration", class: "edge-button", type: "button", onclick: () => { this.camera.stop(); use("workbench"); } }, "Demonstration: parts on a workbench")),
       make("details", {}, make("summary", {}, "Another source"), form));
   }
 

@@ -133,7 +133,7 @@ front_door = new_commands()
 
 
 @front_door.callback(
-    epilog="First steps: `python -m edge_hpcr learn --workspace demo --source digits --labels folders --seconds 60`, "
+    epilog="First steps: `python -m edge_hpcr learn --workspace demo --source workbench --labels folders --seconds 60`, "
     "then `status demo`, and `COMMAND --help` for each command."
 )
 def _front_door(version: Version = False) -> None:

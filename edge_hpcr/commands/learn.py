@@ -16,7 +16,7 @@ examples:
   python -m edge_hpcr learn --workspace parts --source 0                         the first camera
   python -m edge_hpcr learn --workspace parts --source rtsp://user:secret@cam/stream
   python -m edge_hpcr learn --workspace parts --source watch:inbox --labels folders
-  python -m edge_hpcr learn --workspace demo --source digits --labels folders --seconds 60
+  python -m edge_hpcr learn --workspace demo --source workbench --labels folders --seconds 60
 
 Frames without a label wait in the queue, the most informative first: see `samples W list --queue`, and label them
 with `label W SAMPLE CLASS` from another terminal, while this goes on. Ctrl-C saves and ends; the same command continues.
@@ -31,7 +31,9 @@ def learn(
     labels: Annotated[
         str, Option(help=f"{' or '.join(LABELS)}: whether sub-folders name the classes")
     ] = "none",
-    fps: Annotated[float | None, Option(metavar="N", help="pace of digits, a folder or a video")] = None,
+    fps: Annotated[
+        float | None, Option(metavar="N", help="pace of workbench, digits, a folder or a video")
+    ] = None,
     seconds: Annotated[
         float | None, Option(metavar="N", help="stop after so long", show_default="never")
     ] = None,

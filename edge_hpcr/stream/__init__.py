@@ -12,8 +12,10 @@ from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
 from edge_hpcr.stream.video import Video
 from edge_hpcr.stream.watched import WatchedFolder
+from edge_hpcr.stream.workbench import Workbench
 
 __all__ = [
+    "DEMONSTRATION",
     "KINDS",
     "LABELS",
     "WATCH",
@@ -27,8 +29,9 @@ __all__ = [
 
 KINDS = (
     "a camera's number (0), a camera's address (rtsp://, http://, https://), a video file, a folder of images, "
-    "watch:FOLDER, or digits"
+    "watch:FOLDER, workbench (or workbench:SEED), or digits"
 )
+DEMONSTRATION = "workbench"
 WATCH = "watch:"  # before a folder: go on with the files that arrive later
 
 
@@ -37,8 +40,8 @@ def open_stream(
 ) -> Stream:
     """The stream that `spec` names; a `UserError` says what is wrong with it.
 
-    `labels="folders"` takes class names from sub-folders (or the digits' own); `fps` is the pace of digits, a folder
-    or a video.
+    `labels="folders"` takes class names from sub-folders (the workbench and the digits have their own); `fps` is the
+    pace of those two, a folder or a video.
     """
     one_of("labels", labels, LABELS)
     if fps is not None and not (math.isfinite(fps) and 0 < fps <= 1000):
@@ -55,6 +58,8 @@ def open_stream(
         return WatchedFolder(path, labels, on_bad_file)
     if spec == "digits":
         return Digits(labels, fps)
+    if film := re.fullmatch(rf"{DEMONSTRATION}(?::(\d{{1,9}}))?", spec, re.ASCII):
+        return Workbench(labels, fps, int(film[1]) if film[1] else None)
     if (spec.isascii() and spec.isdecimal()) or scheme:
         return _camera(spec, scheme[1].lower() if scheme else None, labels, fps)
     if _exists(path) and path.is_dir():
@@ -87,9 +92,11 @@ def _exists(path: Path) -> bool:
 
 def _refuse_labels(labels: str) -> None:
     if labels == "folders":
-        raise UserError("labels from folders need a folder of images (or digits) as the source")
+        raise UserError("labels from folders need a folder of images (or workbench, or digits) as the source")
 
 
 def _refuse_pace(fps: float | None) -> None:
     if fps is not None:
-        raise UserError("fps is for a video file, a folder or digits: the other sources have their own pace")
+        raise UserError(
+            "fps is for a video file, a folder, workbench or digits: the other sources have their own pace"
+        )

@@ -1,10 +1,10 @@
 """What a stream is: frames one after the other, a state that people can read, and a prompt close.
 
 >>> from edge_hpcr.stream import open_stream
->>> with open_stream("digits") as stream:
+>>> with open_stream("workbench:7") as stream:
 ...     frame = stream.read(timeout=1.0)
 >>> frame.image.shape, frame.origin
-((8, 8, 3), 'digits')
+((480, 640, 3), 'workbench')
 """
 
 from __future__ import annotations
@@ -117,6 +117,43 @@ class LiveStream(Stream):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+class PacedStream(Stream):
+    """Endless frames by their number, so many per second: like a camera's, they pass by unseen."""
+
+    live = True
+
+    def __init__(self, name: str, fps: float) -> None:
+        self.name = name
+        self._fps = fps
+        self._closed = threading.Event()
+        self._next = 0  # the number of the first frame that was not shown yet
+        self._started = time.monotonic()
+
+    def read(self, timeout: float) -> Frame | None:
+        passing = int((time.monotonic() - self._started) * self._fps)
+        if passing < self._next:
+            left = self._started + self._next / self._fps - time.monotonic()
+            self._closed.wait(max(0.0, min(left, timeout)))
+            passing = self._next if left <= timeout else passing
+        if self._closed.is_set():
+            raise EndOfStream("closed")
+        if passing < self._next:
+            return None
+        self._dropped += passing - self._next
+        self._frames += passing - self._next
+        self._next = passing + 1
+        return self._counted(self._frame(passing))
+
+    @abstractmethod
+    def _frame(self, number: int) -> Frame: ...
+
+    def _doing(self) -> tuple[str, str]:
+        return ("closed", "closed") if self._closed.is_set() else ("live", f"live, {self._fps:.1f} frames/s")
+
+    def close(self) -> None:
+        self._closed.set()
 
 
 class FileStream(Stream):
