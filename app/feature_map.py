@@ -57,7 +57,7 @@ def gather(studio: Studio) -> Samples:
         # Not the memory's generator: drawing from it would change what it learns next.
         memory = live.learner.memory
         replay = memory.at(np.random.default_rng(0).permutation(len(memory))[:MOST_REMEMBERED])
-        return replay.images, np.array(live.learner.class_ids, np.int64)[replay.labels], live.learner.step
+        return replay.inputs, np.array(live.learner.class_ids, np.int64)[replay.labels], live.learner.step
 
     images, classes, step = studio.between_steps(remembered)
     tests = list(islice(held_out(live), MOST_HELD_OUT))

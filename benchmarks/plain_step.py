@@ -12,9 +12,8 @@ from torch import Tensor
 
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.augment import AugmentConfig
-from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.learner import LearnerConfig, build_network
 from edge_hpcr.learner.methods import Batch, Records
-from edge_hpcr.learner.network import Network
 
 
 class PlainMemory:
@@ -59,7 +58,7 @@ class PlainStep:
     def __init__(self, config: LearnerConfig, classes: int) -> None:
         self.config = config
         self.rng = np.random.default_rng(config.seed)
-        self.network = Network((config.height, config.width), config.nf, config.tau, config.seed)
+        self.network = build_network(config, torch.device("cpu"))
         bound = self.network.feature_size**-0.5
         for _ in range(classes):
             proxy = self.rng.uniform(-bound, bound, self.network.feature_size)
@@ -85,7 +84,7 @@ class PlainStep:
         self.network.train()
         features = torch.cat([self.network.features(group) for group in groups if len(group)])
         batch = Batch(
-            images=torch.cat(groups),
+            inputs=torch.cat(groups),
             logits=self.network.logits(features),
             features=features,
             labels=torch.cat([columns.repeat(views), memory.labels[slots].repeat(views)]),

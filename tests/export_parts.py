@@ -1,5 +1,6 @@
 """What the tests of exporting share: small real learners on digits, and one full export for all of them."""
 
+import copy
 import functools
 import tempfile
 import time
@@ -139,13 +140,15 @@ def with_template(exports: Path) -> Path:
     return exports
 
 
+def with_proxies(snapshot: Snapshot, proxies: torch.Tensor) -> Snapshot:
+    network = copy.deepcopy(snapshot.network)
+    network.proxies = torch.nn.Parameter(proxies, requires_grad=False)
+    return replace(snapshot, network=network)
+
+
 def confused(snapshot: Snapshot) -> Snapshot:
     """The same network with the classes' proxies mixed up: 15 of 60 held-out samples are right."""
-    return replace(
-        snapshot,
-        state={**snapshot.state, "proxies": snapshot.state["proxies"].roll(1, 0)},
-        step=snapshot.step + 1,
-    )
+    return replace(with_proxies(snapshot, snapshot.network.proxies.roll(1, 0)), step=snapshot.step + 1)
 
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:

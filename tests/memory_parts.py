@@ -11,7 +11,7 @@ FEATURES = 5
 
 
 def make_memory(config: MemoryConfig, classes: int = 1, seed: int = 0, **changes: Any) -> ReplayMemory:
-    settings: dict[str, Any] = {"image_shape": SHAPE, "feature_size": FEATURES, "stores_logits": True}
+    settings: dict[str, Any] = {"input_shape": SHAPE, "feature_size": FEATURES, "stores_logits": True}
     memory = ReplayMemory(config, **(settings | changes), rng=np.random.default_rng(seed))
     for _ in range(classes):
         memory.add_class()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from export_parts import Teaching, first, with_template
+from export_parts import Teaching, first, with_proxies, with_template
 from process_parts import started
 
 from edge_hpcr.workspace.folder import Workspace
@@ -154,9 +154,8 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, capsys):
     known = first().snapshot
     columns = [column for digit in (0, 1) for column, each in enumerate(known.classes) if each.id == digit]
     both = replace(
-        known,
+        with_proxies(known, known.network.proxies[columns]),
         classes=tuple(ClassLabel(class_id, f"class {class_id}") for class_id in ids),
-        state={**known.state, "proxies": known.state["proxies"][columns]},
     )
     publish(one.exports, both, variants=())
     assert main(["--workspace", str(one.path)]) == 1

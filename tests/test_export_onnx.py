@@ -7,7 +7,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_parts import CALIBRATION, HELD_OUT, RIGHT, first, make_learner, snapshot_from, untrained_learner
+from export_parts import (
+    CALIBRATION,
+    HELD_OUT,
+    RIGHT,
+    first,
+    make_learner,
+    snapshot_from,
+    untrained_learner,
+    with_proxies,
+)
 
 from edge_hpcr.live.predictor import to_answers
 from export.device.model import Classifier
@@ -41,7 +50,7 @@ def test_the_inputs_and_outputs_are_those_of_the_contract(model):
     ]
     assert [described(value) for value in model.graph.output] == [
         ("scores", onnx.TensorProto.FLOAT, ["N", 10]),
-        ("feature", onnx.TensorProto.FLOAT, ["N", first().snapshot.state["proxies"].shape[1]]),
+        ("feature", onnx.TensorProto.FLOAT, ["N", first().snapshot.network.feature_size]),
     ]
 
 
@@ -138,8 +147,8 @@ def changed(name: str, change) -> onnx.ModelProto:
     [
         ("sharpness", lambda old: old * 1.01),  # the same answers, other confidences
         ("proxies", lambda old: old[:, ::-1]),  # classes in another order
-        ("network.stem.bias", lambda old: old + np.nan),
-        ("network.stages.7.conv2.bias", lambda old: old * 1.05),
+        ("backbone.stem.bias", lambda old: old + np.nan),
+        ("backbone.stages.7.conv2.bias", lambda old: old * 1.05),
     ],
 )
 def test_a_model_that_differs_from_the_network_is_no_model(tmp_path, name, change):
@@ -149,7 +158,7 @@ def test_a_model_that_differs_from_the_network_is_no_model(tmp_path, name, chang
 
 
 def test_what_is_no_number_counts_as_a_difference_without_end(tmp_path):
-    model = changed("network.stem.bias", lambda old: old + np.nan)
+    model = changed("backbone.stem.bias", lambda old: old + np.nan)
     with pytest.raises(ParityFailed, match=r"scores by up to inf .* features by inf"):
         finish(model, first().snapshot, tmp_path / "model.onnx", version=1)
 
@@ -175,9 +184,9 @@ def test_an_invalid_graph_is_refused_by_onnx_own_checker(tmp_path):
 
 def test_of_two_classes_that_are_equally_near_either_is_the_same_answer(tmp_path):
     snapshot = first().snapshot
-    twins = snapshot.state["proxies"].clone()
+    twins = snapshot.network.proxies.clone()
     twins[1] = twins[0]
-    snapshot = replace(snapshot, state={**snapshot.state, "proxies": twins})
+    snapshot = with_proxies(snapshot, twins)
     template = load_template(first().folder / "template", snapshot)
     exported = finish(fill(template, snapshot), snapshot, tmp_path / "model.onnx", version=1)
     assert exported.parity.same_answer == exported.parity.images > 0

@@ -41,7 +41,9 @@ def test_a_republished_model_answers_as_a_full_export_of_the_same_snapshot(tmp_p
 
 
 @pytest.mark.parametrize(
-    "other", [{"height": 16}, {"width": 16}, {"nf": 8}, {"method": "er"}], ids=lambda other: next(iter(other))
+    "other",
+    [{"height": 16}, {"width": 16}, {"backbone": "other"}, {"method": "er"}],
+    ids=lambda other: next(iter(other)),
 )
 def test_the_graph_of_another_network_is_not_used(other):
     assert template(first().snapshot) is not None
@@ -77,7 +79,7 @@ def test_a_graph_whose_weights_cannot_be_named_becomes_no_template(tmp_path):
     model = type(first().exported.model)()
     model.CopyFrom(first().exported.model)
     # As an exporter does that finds two equal biases and keeps one.
-    gone = next(each for each in model.graph.initializer if each.name == "network.stem.bias")
+    gone = next(each for each in model.graph.initializer if each.name == "backbone.stem.bias")
     model.graph.initializer.remove(gone)
     assert not save_template(tmp_path / "template", model, first().snapshot)
     assert not (tmp_path / "template").exists()

@@ -57,9 +57,9 @@ def test_the_copy_stays_as_it_was_when_learning_goes_on(teaching):
     one = teaching()
     one.teach(0)
     snapshot = snapshot_of(one.live)
-    before = {name: tensor.clone() for name, tensor in snapshot.state.items()}
+    before = {name: tensor.clone() for name, tensor in snapshot.network.state_dict().items()}
     one.teach(1)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot.state.items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot.network.state_dict().items())
     assert len(snapshot.classes) == 1 and len(snapshot_of(one.live).classes) == 2
 
 
@@ -69,9 +69,11 @@ def test_the_averaged_weights_are_taken_if_the_workspace_uses_them(teaching, ave
     one.teach(0)
     learner = one.live.learner
     source = learner.average.network if averaged else learner.network
-    assert torch.equal(snapshot_of(one.live).state["stem.weight"], source.stem.weight)
+    assert torch.equal(snapshot_of(one.live).network.backbone.stem.weight, source.backbone.stem.weight)
     one.close()
-    assert torch.equal(snapshot_of_workspace(one.path).state["stem.weight"], source.stem.weight)
+    assert torch.equal(
+        snapshot_of_workspace(one.path).network.backbone.stem.weight, source.backbone.stem.weight
+    )
 
 
 def test_taking_a_snapshot_leaves_the_learners_random_numbers_alone(teaching):
@@ -93,7 +95,10 @@ def test_a_workspace_at_rest_gives_the_snapshot_that_its_learner_gave(teaching):
     resting = snapshot_of_workspace(one.path)
     assert (resting.classes, resting.step) == (running.classes, running.step)
     assert (resting.temperature, resting.unknown_below) == (running.temperature, running.unknown_below)
-    assert all(torch.equal(tensor, running.state[name]) for name, tensor in resting.state.items())
+    assert all(
+        torch.equal(tensor, other)
+        for tensor, other in zip(resting.network.parameters(), running.network.parameters(), strict=True)
+    )
     assert np.array_equal(resting.images, running.images)
     assert np.array_equal(resting.held_out.class_ids, running.held_out.class_ids)
 
@@ -112,13 +117,13 @@ def test_a_class_that_was_deleted_since_the_checkpoint_has_no_column(teaching):
     zero, one_ = one.teach(0), one.teach(1)
     one.close()
     columns = dict(
-        zip(one.live.learner.class_ids, snapshot_of_workspace(one.path).state["proxies"], strict=True)
+        zip(one.live.learner.class_ids, snapshot_of_workspace(one.path).network.proxies, strict=True)
     )
     with Workspace.open(one.path, learning=False) as elsewhere:
         elsewhere.journal.delete_class(zero)
     snapshot = snapshot_of_workspace(one.path)
     assert [each.id for each in snapshot.classes] == [one_]
-    assert torch.equal(snapshot.state["proxies"], columns[one_][None])
+    assert torch.equal(snapshot.network.proxies, columns[one_][None])
     assert snapshot.network.num_classes == 1
 
 

@@ -148,7 +148,7 @@ def test_the_memory_records_what_the_steps_own_forward_pass_said_of_the_plain_im
     np.testing.assert_allclose(kept.logits, logits[order], atol=2e-2)  # 16 bits
     unit = expected.numpy() / np.linalg.norm(expected.numpy(), axis=1, keepdims=True)
     np.testing.assert_allclose(kept.features, unit[order], atol=2e-3)
-    np.testing.assert_array_equal(kept.images, images[order])
+    np.testing.assert_array_equal(kept.inputs, images[order])
 
 
 @pytest.mark.slow
@@ -236,10 +236,10 @@ def test_one_image_alone_can_be_learned_from_the_first_step_on(small_learner, di
 
 def test_the_first_step_with_an_empty_memory_learns_from_the_incoming_images(small_learner, digit_batches):
     learner = small_learner()
-    before = learner.network.stem.weight.detach().clone()
+    before = learner.network.backbone.stem.weight.detach().clone()
     report = learner.observe(*digit_batches([0, 1], 1)[0])
     assert report.replayed == 0
-    assert not torch.equal(before, learner.network.stem.weight)
+    assert not torch.equal(before, learner.network.backbone.stem.weight)
     assert learner.observe(*digit_batches([0, 1], 1, start=1)[0]).replayed == 10
 
 
@@ -248,7 +248,7 @@ def test_batch_norm_statistics_are_taken_apart_or_together_as_asked(small_learne
         learner = small_learner(batch_norm=mode)
         for images, labels in digit_batches([0, 1], 2):
             learner.observe(images, labels)
-        return learner.network.stem_bn.num_batches_tracked
+        return learner.network.backbone.stem_bn.num_batches_tracked
 
     assert statistics_after_two_steps("separate") == 3  # the first step has no replayed group
     assert statistics_after_two_steps("joint") == 2
@@ -257,12 +257,12 @@ def test_batch_norm_statistics_are_taken_apart_or_together_as_asked(small_learne
 @pytest.mark.slow
 def test_the_average_follows_the_weights_slowly(small_learner, digit_batches):
     learner = small_learner(ema_decay=0.9)
-    expected = learner.network.stem.weight.detach().clone()
+    expected = learner.network.backbone.stem.weight.detach().clone()
     for step, (images, labels) in enumerate(digit_batches([0, 1], 25)):
         learner.observe(images, labels)
         decay = min(0.9, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * learner.network.stem.weight.detach()
-    torch.testing.assert_close(learner.average.network.stem.weight, expected)
+        expected = decay * expected + (1 - decay) * learner.network.backbone.stem.weight.detach()
+    torch.testing.assert_close(learner.average.network.backbone.stem.weight, expected)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_learner, digit_batches):
@@ -271,7 +271,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_lea
     for images, labels in batches[:2]:
         learner.observe(images, labels)
     with torch.no_grad():
-        learner.network.stem_bn.weight.fill_(float("inf"))
+        learner.network.backbone.stem_bn.weight.fill_(float("inf"))
     before, random_state = weights(learner), learner.rng.bit_generator.state
     with pytest.raises(LossNotFinite, match="at step 2"):
         learner.observe(*batches[2])
@@ -335,7 +335,7 @@ def test_predictions_of_other_threads_neither_disturb_training_nor_see_half_a_st
     images, done = batches[0][0], threading.Event()
     modes: set[tuple[bool, bool]] = set()  # whether it trained, and whether batch-norm was in training mode
     for network in (learner.network, learner.average.network):
-        network.stem_bn.register_forward_pre_hook(
+        network.backbone.stem_bn.register_forward_pre_hook(
             lambda layer, _: modes.add((threading.current_thread() is trainer, layer.training))
         )
     trainer = threading.current_thread()
@@ -369,8 +369,8 @@ def test_the_memory_is_resized_between_two_steps_and_not_within_one(small_learne
         resizing.join(0.2)
         done_within_the_step.append(not resizing.is_alive())
 
-    hook = learner.network.stem_bn.register_forward_pre_hook(resize_meanwhile)
-    learner.network.stem_bn.register_forward_hook(lambda *_: hook.remove())
+    hook = learner.network.backbone.stem_bn.register_forward_pre_hook(resize_meanwhile)
+    learner.network.backbone.stem_bn.register_forward_hook(lambda *_: hook.remove())
     for batch in digit_batches([0, 1], 3):
         learner.observe(*batch)
     resizing.join()
@@ -498,10 +498,10 @@ def test_rehearsing_learns_from_memory_and_stores_nothing(small_learner, digit_b
     for images, labels in digit_batches([0, 1], 4):
         learner.observe(images, labels)
     before, seen = learner.memory.state()[0], learner.memory.seen
-    weights = learner.network.stem.weight.detach().clone()
+    weights = learner.network.backbone.stem.weight.detach().clone()
     report = learner.rehearse()
     assert report is not None and report.replayed == 10
-    assert not torch.equal(weights, learner.network.stem.weight)
+    assert not torch.equal(weights, learner.network.backbone.stem.weight)
     assert learner.memory.seen == seen
     for name, array in learner.memory.state()[0].items():
         np.testing.assert_array_equal(array, before[name])

@@ -185,7 +185,7 @@ class AnySequence(RuleBasedStateMachine):
         for row, sample_id in enumerate(replay.ids.tolist()):
             known = self.known[sample_id]
             logits = [logit_of(sample_id, name) if name in known else 0 for name in self.names]
-            assert np.array_equal(replay.images[row], image_of(sample_id))
+            assert np.array_equal(replay.inputs[row], image_of(sample_id))
             assert self.names[replay.labels[row]] == self.labels[sample_id]
             assert replay.logits[row].tolist() == logits
             assert replay.features[row].tolist() == features_of(sample_id).tolist()
@@ -271,7 +271,7 @@ def test_every_position_of_the_stream_is_equally_likely_to_be_kept(case: str) ->
     images[::2] = 90  # flat: less than half of the bytes as png
     kept = []
     for seed in range(500):
-        memory = make_memory(config, 1, seed, image_shape=(4, 4, 3), feature_size=0)
+        memory = make_memory(config, 1, seed, input_shape=(4, 4, 3), feature_size=0)
         kept.append(kept_positions(memory, rng.permutation(images), 7, new_class_at))
     held = np.sum(kept, axis=1)
     assert held.min() >= 5 and held.max() < 50  # else the test would say nothing
@@ -398,7 +398,7 @@ def test_a_sample_held_twice_is_relabelled_and_removed_twice() -> None:
 
 def test_an_empty_memory_replays_empty_rows_of_the_right_shape() -> None:
     replay = make_memory(MemoryConfig(samples=3), 2).sample(10)
-    assert replay.images.shape == (0, *SHAPE) and replay.logits.shape == (0, 2)
+    assert replay.inputs.shape == (0, *SHAPE) and replay.logits.shape == (0, 2)
     assert replay.features.shape == (0, FEATURES) and replay.ids.shape == replay.labels.shape == (0,)
 
 

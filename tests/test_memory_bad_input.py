@@ -12,7 +12,7 @@ from edge_hpcr.learner.memory import MAX_CLASSES, MemoryConfig, ReplayMemory
 
 def batch(size: int = 4, classes: int = 2) -> dict[str, np.ndarray]:
     return {
-        "images": np.random.default_rng(1).integers(0, 256, (size, *SHAPE), np.uint8),
+        "inputs": np.random.default_rng(1).integers(0, 256, (size, *SHAPE), np.uint8),
         "labels": np.arange(size) % classes,
         "logits": np.ones((size, classes), np.float32),
         "features": np.ones((size, FEATURES), np.float32),
@@ -44,10 +44,10 @@ def test_a_configuration_that_makes_no_sense_is_refused(settings: dict[str, Any]
 
 
 BAD_BATCHES: dict[str, tuple[dict[str, Any], str]] = {
-    "images of another size": ({"images": np.zeros((4, 9, 8, 3), np.uint8)}, "images"),
-    "one image instead of a batch": ({"images": np.zeros(SHAPE, np.uint8)}, "images"),
-    "images as numbers": ({"images": np.zeros((4, *SHAPE), np.float32)}, "uint8"),
-    "images as a list": ({"images": [[0]]}, "uint8"),
+    "images of another size": ({"inputs": np.zeros((4, 9, 8, 3), np.uint8)}, "images"),
+    "one image instead of a batch": ({"inputs": np.zeros(SHAPE, np.uint8)}, "images"),
+    "images as numbers": ({"inputs": np.zeros((4, *SHAPE), np.float32)}, "uint8"),
+    "images as a list": ({"inputs": [[0]]}, "uint8"),
     "an empty batch": (batch(0), "at least 1"),
     "too few labels": ({"labels": np.array([0, 1, 0])}, "labels"),
     "labels as fractions": ({"labels": np.array([0.0, 1.0, 0.0, 1.0])}, "labels"),
@@ -103,7 +103,7 @@ def test_a_smaller_budget_must_still_hold_one_sample_a_class() -> None:
 
 
 def test_a_picture_larger_than_the_whole_budget_is_refused_and_changes_nothing() -> None:
-    memory = make_memory(MemoryConfig(bytes=800, codec="png"), classes=1, image_shape=(16, 16, 3))
+    memory = make_memory(MemoryConfig(bytes=800, codec="png"), classes=1, input_shape=(16, 16, 3))
     flat, noise = (
         np.zeros((1, 16, 16, 3), np.uint8),
         np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3), np.uint8),
@@ -129,7 +129,7 @@ def test_a_class_that_does_not_exist_is_neither_dropped_nor_given() -> None:
 @pytest.mark.slow
 def test_more_classes_than_a_label_can_tell_apart_are_refused() -> None:
     memory = make_memory(MemoryConfig(samples=10**6), MAX_CLASSES, stores_logits=False)
-    memory.update(batch(2)["images"], np.array([0, MAX_CLASSES - 1]), features=np.ones((2, FEATURES)))
+    memory.update(batch(2)["inputs"], np.array([0, MAX_CLASSES - 1]), features=np.ones((2, FEATURES)))
     with pytest.raises(UserError, match="65535"):
         memory.add_class()
     assert memory.sample(2).known.tolist() == [MAX_CLASSES] * 2
@@ -139,7 +139,7 @@ def test_more_classes_than_a_label_can_tell_apart_are_refused() -> None:
 def test_images_that_are_not_rgb_have_no_memory() -> None:
     for shape in ((8, 8), (8, 8, 1), (0, 8, 3)):
         with pytest.raises(UserError, match="RGB"):
-            make_memory(MemoryConfig(samples=6), image_shape=shape)
+            make_memory(MemoryConfig(samples=6), input_shape=shape)
 
 
 BAD_ARRAYS: dict[str, Any] = {

@@ -15,13 +15,13 @@ FLOAT32_CIFAR10_BYTES = 12968  # what the authors' program spends on one sample
 
 
 def cifar10_memory(**budget: Any) -> ReplayMemory:
-    return make_memory(MemoryConfig(**budget), 10, image_shape=(32, 32, 3), feature_size=160)
+    return make_memory(MemoryConfig(**budget), 10, input_shape=(32, 32, 3), feature_size=160)
 
 
 def fill(memory: ReplayMemory, count: int, batch: int = 10, seed: int = 3) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(0, count, batch):
-        images = rng.integers(0, 256, (batch, *memory.image_shape), np.uint8)
+        images = rng.integers(0, 256, (batch, *memory.input_shape), np.uint8)
         labels = rng.integers(0, memory.num_classes, batch)
         logits = rng.normal(0, 5, (batch, memory.num_classes))
         memory.update(images, labels, logits, rng.normal(size=(batch, memory.feature_size)))
@@ -55,7 +55,7 @@ def test_the_overhead_in_numbers_is_the_papers(
     side: int, features: int, classes: int, in_the_paper: float
 ) -> None:
     memory = make_memory(
-        MemoryConfig(samples=200), classes, image_shape=(side, side, 3), feature_size=features
+        MemoryConfig(samples=200), classes, input_shape=(side, side, 3), feature_size=features
     )
     assert memory.overhead()["numbers"] == pytest.approx(in_the_paper, abs=0.01)
 
@@ -89,7 +89,7 @@ def test_a_smaller_budget_for_pictures_of_all_sizes_is_kept_and_used() -> None:
         memory = make_memory(
             MemoryConfig(bytes=40_000, codec="png"), seed=seed, stores_logits=False, feature_size=0
         )
-        images = rng.integers(0, 256, (150, *memory.image_shape), np.uint8)
+        images = rng.integers(0, 256, (150, *memory.input_shape), np.uint8)
         images[rng.random(150) < 0.7] //= 255  # nearly flat: a third of the bytes
         memory.update(images, np.zeros(150, np.int64))
         for budget in (20_000, 9_000, 3_000):
@@ -135,7 +135,7 @@ def test_the_process_really_takes_no_more_than_the_budget_and_a_batch() -> None:
 def test_small_pictures_that_left_for_large_ones_are_really_gone() -> None:
     budget = 300_000
     config = MemoryConfig(bytes=budget, codec="png")
-    memory = make_memory(config, image_shape=(64, 64, 3), feature_size=0, stores_logits=False)
+    memory = make_memory(config, input_shape=(64, 64, 3), feature_size=0, stores_logits=False)
     flat = np.zeros((1400, 64, 64, 3), np.uint8)
     noise = np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), np.uint8)
     tracemalloc.start()

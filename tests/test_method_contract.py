@@ -65,14 +65,14 @@ class AGEM(Probe):
         self.conflicts: list[tuple[float, float]] = []
         self.expected: list[Tensor] = []
 
-    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         return view.held.sample(0)
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         parameters = list(view.network.parameters())
         if len(view.held):
             drawn = view.held.sample(10)
-            logits = view.network(view.to_device(drawn.images))[0]
+            logits = view.network(view.to_device(drawn.inputs))[0]
             loss = losses.replay_cross_entropy(logits, torch.from_numpy(drawn.labels))
             self._project(parameters, list(torch.autograd.grad(loss, parameters)))
         lr = view.lr
@@ -111,12 +111,12 @@ class MIR(Probe):
 
     candidates = 20
 
-    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         drawn = view.held.sample(self.candidates)
         virtual = copy.deepcopy(view.network)
         before = self._losses(view, virtual, drawn)
         virtual.train()
-        logits = virtual(view.to_device(images))[0]
+        logits = virtual(view.to_device(inputs))[0]
         losses.replay_cross_entropy(logits, torch.from_numpy(columns)).backward()
         with torch.no_grad():
             for parameter in virtual.parameters():
@@ -129,7 +129,7 @@ class MIR(Probe):
     @staticmethod
     def _losses(view: StepView, network: Network, replay: Replay) -> np.ndarray:
         with torch.no_grad():
-            logits = network.eval()(view.to_device(replay.images))[0]
+            logits = network.eval()(view.to_device(replay.inputs))[0]
             return F.cross_entropy(logits, torch.from_numpy(replay.labels), reduction="none").numpy()
 
     def loss(self, batch: Batch) -> Tensor:
@@ -198,11 +198,11 @@ class OCM(Probe):
         self.slow: dict[str, Tensor] = {}
         self.target: Tensor | None = None
 
-    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        replay = super().choose_replay(view, images, columns, size)
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        replay = super().choose_replay(view, inputs, columns, size)
         network = view.network.eval()
         with torch.no_grad():
-            self.target = torch.func.functional_call(network, self.slow, (view.to_device(replay.images),))[1]
+            self.target = torch.func.functional_call(network, self.slow, (view.to_device(replay.inputs),))[1]
         return replay
 
     def loss(self, batch: Batch) -> Tensor:
@@ -236,7 +236,7 @@ def test_a_methods_second_model_survives_a_checkpoint_as_ocm_needs(
     learner = learner_of(OCM)
     for images, labels in two_tasks[:4]:
         learner.observe(images, labels)
-    assert not torch.equal(learner.method.slow["stem.weight"], learner.network.stem.weight)
+    assert not torch.equal(learner.method.slow["backbone.stem.weight"], learner.network.backbone.stem.weight)
     learner.save(tmp_path / "checkpoint")
     restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
     assert isinstance(restored.method, OCM)
@@ -260,7 +260,7 @@ class SCR(Method):
 
     def classifier(self, view: StepView, network: Network) -> Callable[[Tensor], Tensor]:
         held = view.held.at(np.arange(len(view.held)))
-        unit = F.normalize(network.features(view.to_device(held.images)), dim=1)
+        unit = F.normalize(network.features(view.to_device(held.inputs)), dim=1)
         means = torch.stack([unit[held.labels == column].mean(0) for column in range(network.num_classes)])
         return lambda features: -torch.cdist(F.normalize(features, dim=1), means)
 
@@ -278,7 +278,7 @@ def test_a_method_can_classify_by_nearest_class_mean_as_scr_does(learner_of, dig
     chosen = np.isin(digits.test_labels, [6, 1])
     pictures = digits.test_images[chosen]
     held = learner.memory.at(np.arange(len(learner.memory)))
-    features, stored = unit_features(learner, pictures), unit_features(learner, held.images)
+    features, stored = unit_features(learner, pictures), unit_features(learner, held.inputs)
     distances = [
         np.linalg.norm(features - stored[held.labels == column].mean(0), axis=1) for column in (0, 1)
     ]
@@ -323,22 +323,22 @@ def test_a_method_can_correct_weights_after_the_step_as_er_wa_does(learner_of, t
 class GMED(Probe):
     """Makes what it replays a little harder: moves the stored pictures along the gradient of their own loss."""
 
-    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        self.replay = super().choose_replay(view, images, columns, size)
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        self.replay = super().choose_replay(view, inputs, columns, size)
         return self.replay
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         # Here, and not after the step: slots stay valid only until the memory takes the incoming samples in.
         if not len(view.held):
             return
-        pictures = view.to_device(self.replay.images).requires_grad_()
+        pictures = view.to_device(self.replay.inputs).requires_grad_()
         logits = view.network(pictures)[0]
         loss = losses.replay_cross_entropy(logits, torch.from_numpy(self.replay.labels))
         (gradient,) = torch.autograd.grad(loss, [pictures])
         edited = (pictures.detach() + 0.1 * gradient.sign()).clamp(0, 1).mul(255).round()
         self.edited = edited.permute(0, 2, 3, 1).to(torch.uint8).numpy()
         for slot, image in zip(self.replay.slots.tolist(), self.edited, strict=True):
-            view.held.replace_image(slot, image)
+            view.held.replace_input(slot, image)
 
 
 def test_a_method_can_edit_stored_samples_as_gmed_does(learner_of, digit_batches) -> None:
@@ -348,8 +348,8 @@ def test_a_method_can_edit_stored_samples_as_gmed_does(learner_of, digit_batches
     replay, edited = learner.method.replay, learner.method.edited
     held = learner.memory.at(np.arange(len(learner.memory)))
     rows = [held.ids.tolist().index(sample) for sample in replay.ids.tolist()]
-    assert len(held.ids) == 30 and np.array_equal(held.images[rows], edited)
-    assert (edited != replay.images).any() and held.labels[rows].tolist() == replay.labels.tolist()
+    assert len(held.ids) == 30 and np.array_equal(held.inputs[rows], edited)
+    assert (edited != replay.inputs).any() and held.labels[rows].tolist() == replay.labels.tolist()
 
 
 # What a hook gets --------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.backbones.contract import BackboneConfig
+from edge_hpcr.learner.backbones.reduced_resnet18 import ReducedResNet18
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS, WARM_UP, Optimiser, WeightAverage
 
@@ -23,6 +25,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def images(count: int, height: int, width: int, seed: int = 0) -> Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def made(side: tuple[int, int], tau: float = 0.09, **options: int) -> Network:
+    return Network(ReducedResNet18(BackboneConfig(*side, **options)), tau)
 
 
 def with_classes(network: Network, classes: int) -> Network:
@@ -41,13 +47,13 @@ def test_the_papers_network_has_about_a_million_parameters() -> None:
     for width_in, width_out in blocks:
         expected += 9 * width_in * width_out + 9 * width_out * width_out + 4 * width_out
         expected += 0 if width_in == width_out else width_in * width_out + 2 * width_out
-    network = with_classes(Network((32, 32)), 10)
+    network = with_classes(made((32, 32)), 10)
     assert sum(p.numel() for p in network.parameters()) == expected + 10 * 160 == 1_094_740
 
 
 @pytest.mark.parametrize(("side", "size"), [(32, 160), (64, 640), (84, 640)])
 def test_the_feature_size_is_the_papers(side: int, size: int) -> None:
-    assert Network((side, side)).feature_size == size
+    assert made((side, side)).feature_size == size
 
 
 def reference_features(state: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -78,18 +84,18 @@ def reference_features(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("side", [32, 84])
 def test_the_features_are_those_of_the_described_architecture(side: int) -> None:
-    network = Network((side, side), **SMALL).double()
+    network = made((side, side), **SMALL).double()
     # Scales and shifts that are not 1 and 0, so that they show.
     for name, parameter in network.named_parameters():
         if "bn" in name or "shortcut.1" in name:
             parameter.data += 0.3 * normal(*parameter.shape, seed=len(name)).double()
     batch = images(3, side, side).double()
-    expected = reference_features(network.state_dict(), batch)
+    expected = reference_features(network.backbone.state_dict(), batch)
     torch.testing.assert_close(network.features(batch), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_training_step_of_forty_images_takes_the_known_number_of_operations() -> None:
-    network = with_classes(Network((32, 32)), 10).to("meta")  # counted, not computed
+    network = with_classes(made((32, 32)), 10).to("meta")  # counted, not computed
     counter = FlopCounterMode(display=False)
     with counter:
         network(torch.empty(40, 3, 32, 32, device="meta"))[0].sum().backward()
@@ -99,7 +105,7 @@ def test_a_training_step_of_forty_images_takes_the_known_number_of_operations() 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [8, 9, 16, 28, 31, 32, 64, 84, 128, 256])
 def test_every_side_from_8_to_256_works(side: int) -> None:
-    network = with_classes(Network((side, side), **SMALL), 2)
+    network = with_classes(made((side, side), **SMALL), 2)
     logits, features = network(images(2, side, side))
     assert features.shape == (2, network.feature_size) and logits.shape == (2, 2)
     assert features.isfinite().all() and logits.isfinite().all()
@@ -107,29 +113,29 @@ def test_every_side_from_8_to_256_works(side: int) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(8, 64), (40, 24), (84, 28)])
 def test_images_need_not_be_square(height: int, width: int) -> None:
-    network = Network((height, width), **SMALL)
+    network = made((height, width), **SMALL)
     assert network.features(images(2, height, width)).shape == (2, network.feature_size)
 
 
 @pytest.mark.parametrize("side", [(7, 32), (32, 7), (257, 32), (32, 257), (0, 0)])
 def test_sides_outside_8_to_256_are_refused(side: tuple[int, int]) -> None:
     with pytest.raises(UserError, match=f"{side[0]}x{side[1]} pixels.*8 to 256"):
-        Network(side)
+        made(side)
 
 
 def test_the_channels_last_layout_changes_no_output() -> None:
-    network = with_classes(Network((32, 32), **SMALL), 3).double()
+    network = with_classes(made((32, 32), **SMALL), 3).double()
     plain = copy.deepcopy(network).to(memory_format=torch.contiguous_format)
     batch = images(4, 32, 32).double()
-    assert network.stages[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
-    assert not plain.stages[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.backbone.stages[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not plain.backbone.stages[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
     last = network(batch.contiguous(memory_format=torch.channels_last))
     for ours, default in zip(last, plain(batch), strict=True):
         torch.testing.assert_close(ours, default, rtol=1e-10, atol=1e-10)
 
 
 def test_logits_are_cosines_over_tau_whatever_the_lengths() -> None:
-    network = with_classes(Network((8, 8), tau=0.5, **SMALL), 3)
+    network = with_classes(made((8, 8), tau=0.5, **SMALL), 3)
     features = normal(4, network.feature_size)
     expected = F.cosine_similarity(features[:, None], network.proxies[None], dim=2)
     torch.testing.assert_close(network.similarities(features), expected)
@@ -139,7 +145,7 @@ def test_logits_are_cosines_over_tau_whatever_the_lengths() -> None:
 
 
 def test_a_feature_of_zeros_meets_every_class_at_right_angles() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 3)
+    network = with_classes(made((8, 8), **SMALL), 3)
     assert network.logits(torch.zeros(1, network.feature_size)).tolist() == [[0.0, 0.0, 0.0]]
 
 
@@ -147,16 +153,16 @@ def test_the_seed_alone_decides_the_weights() -> None:
     def weights(global_seed: int, seed: int) -> dict[str, Tensor]:
         with torch.random.fork_rng():
             torch.manual_seed(global_seed)
-            return Network((8, 8), nf=4, seed=seed).state_dict()
+            return made((8, 8), nf=4, seed=seed).state_dict()
 
     one, two, other = weights(1, 5), weights(2, 5), weights(1, 6)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not torch.equal(one["stem.weight"], other["stem.weight"])
+    assert not torch.equal(one["backbone.stem.weight"], other["backbone.stem.weight"])
 
 
 def test_convolutions_start_as_pytorch_starts_them() -> None:
     """Uniform within 1/sqrt(fan in), the spread that the paper's program has by default."""
-    for module in Network((32, 32), seed=1).modules():
+    for module in made((32, 32), seed=1).modules():
         if isinstance(module, nn.Conv2d):
             weight, bound = module.weight.detach(), module.weight[0].numel() ** -0.5
             assert 0.97 * bound < weight.abs().max() <= bound
@@ -168,7 +174,7 @@ def test_convolutions_start_as_pytorch_starts_them() -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 4])
 def test_a_new_class_leaves_the_old_proxies_bitwise_and_their_logits_as_they_were(before: int) -> None:
-    network = with_classes(Network((8, 8), **SMALL), before).eval()
+    network = with_classes(made((8, 8), **SMALL), before).eval()
     batch = images(5, 8, 8)
     old_proxies, old_logits = network.proxies.detach().clone(), network(batch)[0]
     network.append_proxy(normal(network.feature_size, seed=9))
@@ -179,9 +185,9 @@ def test_a_new_class_leaves_the_old_proxies_bitwise_and_their_logits_as_they_wer
 
 
 def test_a_class_that_leaves_takes_its_own_proxy_with_it() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 4)
+    network = with_classes(made((8, 8), **SMALL), 4)
     proxies = network.proxies.detach().clone()
-    network.remove_proxy(1)
+    network.keep_proxies([0, 2, 3])
     assert torch.equal(network.proxies, proxies[[0, 2, 3]])
     assert network.proxies.requires_grad
 
@@ -199,9 +205,9 @@ def steps(network: Network, optimiser: Optimiser | torch.optim.SGD, count: int, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_old_proxies_go_on_learning_as_if_no_class_had_come(kind: str) -> None:
-    alone = with_classes(Network((8, 8), **SMALL), 3)
+    alone = with_classes(made((8, 8), **SMALL), 3)
     optimiser_alone = Optimiser(kind, 0.01, alone)
-    growing = with_classes(Network((8, 8), **SMALL), 3)
+    growing = with_classes(made((8, 8), **SMALL), 3)
     optimiser = Optimiser(kind, 0.01, growing)
     for network, its in ((alone, optimiser_alone), (growing, optimiser)):
         steps(network, its, 3, seed=1)
@@ -211,11 +217,11 @@ def test_old_proxies_go_on_learning_as_if_no_class_had_come(kind: str) -> None:
         steps(network, its, 3, seed=2)
     assert torch.equal(growing.proxies[:3], alone.proxies)
     assert not torch.equal(growing.proxies[3], normal(growing.feature_size))
-    assert torch.equal(growing.stem.weight, alone.stem.weight)
+    assert torch.equal(growing.backbone.stem.weight, alone.backbone.stem.weight)
 
 
 def test_our_sgd_is_pytorchs_bit_for_bit() -> None:
-    ours, theirs = (with_classes(Network((8, 8), **SMALL), 3) for _ in range(2))
+    ours, theirs = (with_classes(made((8, 8), **SMALL), 3) for _ in range(2))
     steps(ours, Optimiser("sgd", 0.1, ours), 5, seed=1)
     steps(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 5, seed=1)
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -223,7 +229,7 @@ def test_our_sgd_is_pytorchs_bit_for_bit() -> None:
 
 
 def test_adams_memory_of_old_proxies_moves_with_them_and_a_new_one_starts_at_zero() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 3)
+    network = with_classes(made((8, 8), **SMALL), 3)
     optimiser = Optimiser("adam", 0.01, network)
     steps(network, optimiser, 2, seed=1)
     before = {name: value.clone() for name, value in optimiser.state().items()}
@@ -231,7 +237,7 @@ def test_adams_memory_of_old_proxies_moves_with_them_and_a_new_one_starts_at_zer
     network.append_proxy(normal(network.feature_size))
     optimiser.follow_proxies(kept=[0, 1, 2])
     grown = optimiser.state()
-    network.remove_proxy(1)
+    network.keep_proxies([0, 2, 3])
     optimiser.follow_proxies(kept=[0, 2, 3])
     shrunk = optimiser.state()
 
@@ -245,7 +251,7 @@ def test_adams_memory_of_old_proxies_moves_with_them_and_a_new_one_starts_at_zer
 
 
 def test_an_optimisers_state_continues_in_another_optimiser() -> None:
-    networks = [with_classes(Network((8, 8), **SMALL), 3) for _ in range(2)]
+    networks = [with_classes(made((8, 8), **SMALL), 3) for _ in range(2)]
     optimisers = [Optimiser("adam", 0.01, network) for network in networks]
     steps(networks[0], optimisers[0], 3, seed=1)
     networks[1].load_state_dict(networks[0].state_dict())
@@ -260,16 +266,16 @@ def test_an_optimisers_state_continues_in_another_optimiser() -> None:
 
 
 def test_the_average_starts_as_the_network_and_shares_nothing_with_it() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 2)
+    network = with_classes(made((8, 8), **SMALL), 2)
     average = WeightAverage(network, 0.99)
-    before = average.network.stem.weight.clone()
-    network.stem.weight.data.add_(1)
-    assert torch.equal(average.network.stem.weight, before)
+    before = average.network.backbone.stem.weight.clone()
+    network.backbone.stem.weight.data.add_(1)
+    assert torch.equal(average.network.backbone.stem.weight, before)
     assert not average.network.training
 
 
 def test_the_average_moves_by_its_decay_batch_norm_included() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 2)
+    network = with_classes(made((8, 8), **SMALL), 2)
     average = WeightAverage(network, 0.75)
     before = {name: value.clone() for name, value in average.network.state_dict().items()}
     for value in network.state_dict().values():
@@ -281,9 +287,9 @@ def test_the_average_moves_by_its_decay_batch_norm_included() -> None:
 
 
 def test_the_average_forgets_its_random_start_quickly() -> None:
-    network = with_classes(Network((8, 8), **SMALL), 2)
+    network = with_classes(made((8, 8), **SMALL), 2)
     average = WeightAverage(network, 0.99)
-    before = average.network.stem.weight.clone()
-    network.stem.weight.data.add_(1)
+    before = average.network.backbone.stem.weight.clone()
+    network.backbone.stem.weight.data.add_(1)
     average.update(network, step=0)
-    torch.testing.assert_close(average.network.stem.weight, before + 1 - 1 / WARM_UP)
+    torch.testing.assert_close(average.network.backbone.stem.weight, before + 1 - 1 / WARM_UP)

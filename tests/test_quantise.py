@@ -1,5 +1,6 @@
 """Variants in 8 and 16 bits: measured, kept only if they are worth it, and otherwise the reason is told."""
 
+import copy
 import json
 import logging
 from dataclasses import replace
@@ -122,7 +123,7 @@ def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path):
     assert entry["max_score_difference"] < 0.01
     assert path.stat().st_size < 0.55 * first().model.stat().st_size
     kinds = types_of(onnx.load_model(path))
-    assert kinds["network.stem.weight"] == onnx.TensorProto.FLOAT16
+    assert kinds["backbone.stem.weight"] == onnx.TensorProto.FLOAT16
     assert kinds["proxies"] == kinds["sharpness"] == onnx.TensorProto.FLOAT
     plain, half = (Classifier.load(each, "cpu", 1) for each in (first().model, path))
     images = list(first().snapshot.held_out.images)
@@ -131,9 +132,9 @@ def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path):
 
 
 def test_sixteen_bits_that_overflow_are_dropped_with_the_reason(tmp_path):
-    state = dict(first().snapshot.state)
-    state["stem_bn.weight"] = state["stem_bn.weight"] * 1e6
-    snapshot = replace(first().snapshot, state=state)
+    network = copy.deepcopy(first().snapshot.network)
+    network.backbone.stem_bn.weight.mul_(1e6)
+    snapshot = replace(first().snapshot, network=network)
     template = load_template(first().folder / "template", snapshot)
     exported = republish(snapshot, template, tmp_path / "model.onnx")
     entry = make_fp16(tmp_path / "model.onnx", exported, snapshot)

@@ -84,13 +84,13 @@ def test_both_contestants_take_the_same_step_when_they_see_the_same_images() -> 
 
 def test_the_plain_step_moves_the_weights_with_views_and_a_finite_loss() -> None:
     _, plain = contestants()
-    before = plain.network.stem.weight.detach().clone()
+    before = plain.network.backbone.stem.weight.detach().clone()
     images, labels = random_batch(np.random.default_rng(2), speed.INCOMING)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         losses = [plain.observe(images, labels) for _ in range(8)]
     assert np.isfinite(losses).all()
-    assert not torch.equal(plain.network.stem.weight, before)
+    assert not torch.equal(plain.network.backbone.stem.weight, before)
     assert plain.memory.seen == 10 + 8 * speed.INCOMING
 
 

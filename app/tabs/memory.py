@@ -105,7 +105,7 @@ def look_into(studio: Studio, class_id: int | None, most: int, seed: int = 0) ->
         # Not the memory's generator: drawing from it would change what it learns next.
         chosen = np.random.default_rng(seed).permutation(slots)[:most]
         replay = memory.at(chosen)
-        return Content(counts, replay.ids.tolist(), replay.images, own[chosen].tolist())
+        return Content(counts, replay.ids.tolist(), replay.inputs, own[chosen].tolist())
 
     return studio.between_steps(look)
 
@@ -191,7 +191,7 @@ class Plan:
 def measure(studio: Studio) -> Costs:
     """Encode some of the memory's images in every way, and count."""
 
-    def look() -> tuple[Costs, int, np.ndarray, tuple[int, int, int], int]:
+    def look() -> tuple[Costs, int, np.ndarray, tuple[int, ...], int]:
         memory, config = studio.live.learner.memory, studio.live.learner.memory.config
         costs = Costs(
             *(len(memory), memory.num_classes, config.bytes or 0, config.codec, memory.row_bytes(0)),
@@ -200,7 +200,7 @@ def measure(studio: Studio) -> Costs:
         )
         slots = np.random.default_rng(0).permutation(len(memory))[:MOST_MEASURED]
         total = memory.byte_breakdown()["image"]
-        return costs, config.quality, memory.at(slots).images, memory.image_shape, total
+        return costs, config.quality, memory.at(slots).inputs, memory.input_shape, total
 
     costs, quality, images, shape, total = studio.between_steps(look)
     if costs.guessed:

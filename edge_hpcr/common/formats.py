@@ -75,9 +75,22 @@ def _take_each_file_once(db: sqlite3.Connection) -> list[str]:
     ]
 
 
+def _name_the_backbone(index: dict[str, Any]) -> list[str]:
+    """Checkpoint 1 to 2: weights belong to a backbone, which was the paper's network, or are proxies."""
+    for groups in (index.get("arrays", {}), index["facts"].get("strides", {})):
+        for group in groups.keys() & {"network", "average", "optimiser"}:
+            members = groups[group].items()
+            groups[group] = {
+                name if name.startswith("proxies") else f"backbone.{name}": value for name, value in members
+            }
+    return []
+
+
 JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings")
-CHECKPOINT = Format[dict[str, Any]]("checkpoint")  # its index; arrays stay as they are
+CHECKPOINT = Format[dict[str, Any]](
+    "checkpoint", (_name_the_backbone,)
+)  # its index, with the arrays if they are read
 MANIFEST = Format[dict[str, Any]]("manifest")  # of an exported version
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples

@@ -98,11 +98,11 @@ def remove(folder: Path) -> None:
 
 def facts(folder: Path) -> dict[str, Any]:
     """The facts alone, which takes no time: whether the arrays are whole, only `read` knows."""
-    return dict(_index(Path(folder))[1]["facts"])
+    return dict(_upgraded(_index(Path(folder))[1])["facts"])
 
 
 def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Where the checkpoint really is, and its index in the current format."""
+    """Where the checkpoint really is, and its index as it was written."""
     place = folder if (folder / INDEX).is_file() else _previous(folder)
     try:
         index = json.loads((place / INDEX).read_text())
@@ -116,12 +116,15 @@ def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
         raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(place / INDEX, f"cannot be read ({error})") from None
-    old = CHECKPOINT.is_old(written, place, index.get("version"))
+    CHECKPOINT.is_old(written, place, index.get("version"))
     if index.get("facts_sha256") != _facts_hash(stored):
         raise DamagedCheckpoint(place / INDEX, "was changed")
-    if old:
-        CHECKPOINT.upgrade(index, written)
     return place, index
+
+
+def _upgraded(index: dict[str, Any]) -> dict[str, Any]:
+    CHECKPOINT.upgrade(index, index["format"])
+    return index
 
 
 def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
@@ -137,7 +140,8 @@ def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]
             continue  # another process replaced it meanwhile: what was read may be of both
         if damage is not None:
             raise damage
-        return arrays, index["facts"]
+        index["arrays"] = arrays
+        return arrays, _upgraded(index)["facts"]
 
 
 def _group(path: Path, expected: str) -> dict[str, np.ndarray]:

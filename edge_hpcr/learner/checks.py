@@ -19,6 +19,20 @@ def check_images(images: np.ndarray, height: int, width: int) -> None:
         raise UserError("an empty batch: give at least 1 image")
 
 
+def check_inputs(inputs: np.ndarray, shape: tuple[int, ...], latents: bool) -> None:
+    """Refuse anything but a batch of images, or of finite latents, of this shape."""
+    if not latents:
+        check_images(inputs, shape[0], shape[1])
+        return
+    if not isinstance(inputs, np.ndarray) or inputs.dtype != np.float32 or inputs.shape[1:] != shape:
+        kind = f"{getattr(inputs, 'dtype', type(inputs).__name__)} {list(getattr(inputs, 'shape', ()))}"
+        raise UserError(f"latents are {kind}: this learner takes float32 [N, {', '.join(map(str, shape))}]")
+    if len(inputs) == 0:
+        raise UserError("an empty batch: give at least 1 latent")
+    if not np.isfinite(inputs).all():
+        raise UserError("the latents of a batch are not finite: are the trunk's weights damaged?")
+
+
 def whole_numbers(values: Any, count: int, what: str) -> np.ndarray:
     """As int64; refuses another number of them, and what does not count from 0."""
     array = np.asarray(values)

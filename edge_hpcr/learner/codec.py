@@ -6,6 +6,8 @@ import numpy as np
 from edge_hpcr.common.errors import UserError, one_of
 
 CODECS = ("raw", "webp", "jpeg", "png")
+LATENT = "latent"  # what the replay memory keeps of an image with a pre-trained trunk: 8 bits a number
+LATENT_SCALE_BYTES = 8  # of a sample: its least number and the step between two codes
 LOSSY_CODECS = ("webp", "jpeg")  # those whose size depends on the quality
 DEFAULT_QUALITY = 90
 
@@ -19,7 +21,7 @@ _TYPICAL_SHARE = {"raw": 1.0, "webp": 0.25, "jpeg": 0.4, "png": 0.85}
 
 def check_codec(codec: str, quality: int) -> None:
     """Refuse a codec or a quality that `encode` could not honour."""
-    one_of("image codec", codec, CODECS)
+    one_of("codec", codec, (*CODECS, LATENT))
     if not 1 <= quality <= 100:
         raise UserError(f"image quality {quality} is out of range: use 1 to 100")
 
@@ -31,6 +33,7 @@ def encode(image: np.ndarray, codec: str, quality: int = DEFAULT_QUALITY) -> byt
     >>> bool((decode(encode(image, "png"), "png", image.shape) == image).all())
     True
     """
+    one_of("image codec", codec, CODECS)
     check_codec(codec, quality)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise UserError(f"an image must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}")
@@ -59,8 +62,10 @@ def decode(blob: bytes, codec: str, shape: tuple[int, int, int]) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def typical_bytes(shape: tuple[int, int, int], codec: str) -> int:
-    """A guess at the encoded size of an image of this shape, to plan with before any is held."""
+def typical_bytes(shape: tuple[int, ...], codec: str) -> int:
+    """A guess at the stored size of an input of this shape, to plan with before any is held."""
+    if codec == LATENT:
+        return int(np.prod(shape)) + LATENT_SCALE_BYTES
     return int(np.ceil(np.prod(shape) * _TYPICAL_SHARE[codec]))
 
 

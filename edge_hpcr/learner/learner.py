@@ -1,7 +1,7 @@
 """The learner: learns from images and labels, and predicts; classes may arrive with any batch.
 
 It knows no tasks. Any thread may call it: what reads or changes it runs one at a time. Images are uint8 RGB
-[N, H, W, 3]; a label is a class id, a whole number from 0 on that belongs to its class for good. Inside, classes are
+[N, H, W, 3], or what `encode` made of them, so that a trunk sees each but once; a label is a class id, a whole number from 0 on that belongs to its class for good. Inside, classes are
 columns in the order of their arrival.
 """
 
@@ -25,7 +25,9 @@ from torch.nn.utils import get_total_norm
 from edge_hpcr.common.errors import UserError, check_positive, one_of
 from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.augment import AugmentConfig, augment
-from edge_hpcr.learner.checks import check_images, whole_numbers
+from edge_hpcr.learner.backbones import BackboneConfig, backbone_class
+from edge_hpcr.learner.checks import check_images, check_inputs, whole_numbers
+from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
 from edge_hpcr.learner.methods import Batch, Records, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
@@ -49,16 +51,21 @@ class LearnerConfig:
 
     height: int = 32
     width: int = 32
+    backbone: str = "reduced_resnet18"
+    weights: str | None = None  # the file of a backbone that brings none
     method: str = "hpcr"
     method_options: dict[str, Any] = field(default_factory=dict)
     memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     views: bool = True  # every image beside one augmented view of itself
+    stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
     replay: int = 10  # samples from memory in a step
     nf: int = 20
     tau: float = 0.09
     optimiser: str = "sgd"
     lr: float = 0.1
+    proxy_lr: float | None = None  # None: as the rest of the network
+    imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
     batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
     ema_decay: float | None = 0.99
     seed: int = 0
@@ -66,13 +73,21 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
         one_of("optimiser", self.optimiser, KINDS)
-        for name, lowest in (("nf", 1), ("replay", 0)):
+        for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
-        for name in ("tau", "lr"):
-            check_positive(name, getattr(self, name))
+        for name in ("tau", "lr", "proxy_lr"):
+            if name != "proxy_lr" or self.proxy_lr is not None:
+                check_positive(name, getattr(self, name))
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
+
+    @classmethod
+    def recommended(cls, backbone: str, **changes: Any) -> LearnerConfig:
+        """The configuration that suits a backbone, with some changes; `memory` keeps what its trainable part sees."""
+        kind = backbone_class(backbone)
+        size = {"height": kind.default_size, "width": kind.default_size}
+        return cls(**{"backbone": backbone, **size, **kind.recommended, **changes})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
@@ -105,6 +120,22 @@ class StepReport:
     correct: int  # of the incoming images, as this step's forward pass classified them before it learned them
     replayed: int
     seconds: float
+
+
+def build_network(config: LearnerConfig, device: torch.device) -> Network:
+    """The network of a configuration before it has learned anything, with its trunk on the device."""
+    made = BackboneConfig(config.height, config.width, config.nf, config.weights, config.seed)
+    backbone = backbone_class(config.backbone)(made)
+    if (backbone.trunk is None) == (config.memory.codec == LATENT):
+        keeps = (
+            "images: choose raw, webp, jpeg or png" if backbone.trunk is None else f"latents: choose {LATENT}"
+        )
+        raise UserError(
+            f"codec {config.memory.codec}: with the backbone {config.backbone} the memory keeps {keeps}"
+        )
+    if backbone.trunk is not None:
+        backbone.trunk.module.to(device)
+    return Network(backbone, config.tau).to(device)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -147,13 +178,12 @@ class Learner:
         self.device = device if isinstance(device, torch.device) else resolve_device(device)
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
-        side = (config.height, config.width)
-        self.network = Network(side, config.nf, config.tau, config.seed).to(self.device)
-        self.optimiser = Optimiser(config.optimiser, config.lr, self.network)
+        self.network = build_network(config, self.device)
+        self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
         self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
         self.memory = ReplayMemory(
             config.memory,
-            (*side, 3),
+            self._input_shape(),
             self.network.feature_size if self.method.stores_features else 0,
             self.method.stores_logits,
             self.rng,
@@ -185,9 +215,10 @@ class Learner:
         """Forget a class and every sample of it in memory; returns how many those were."""
         column = self.column(class_id)
         removed = self.memory.drop_class(column) if self.method.uses_memory else 0
+        kept = [other for other in range(len(self.class_ids)) if other != column]
         for network in self._networks():
-            network.remove_proxy(column)
-        self.optimiser.follow_proxies(kept=[c for c in range(len(self.class_ids)) if c != column])
+            network.keep_proxies(kept)
+        self.optimiser.follow_proxies(kept)
         del self.class_ids[column]
         return removed
 
@@ -222,15 +253,54 @@ class Learner:
         If it fails, the learner is as before it, but for classes that came with the batch. `remember=False` is for
         samples that the memory has been offered before (a corrected label).
         """
-        check_images(images, self.config.height, self.config.width)
-        labels = whole_numbers(labels, len(images), "class ids").tolist()
+        inputs = self.encode(images)
+        labels = whole_numbers(labels, len(inputs), "class ids").tolist()
         if ids is not None:
-            ids = whole_numbers(ids, len(images), "sample ids")
-        for class_id in labels:
-            if class_id not in self.class_ids:
-                self.add_class(class_id)
+            ids = whole_numbers(ids, len(inputs), "sample ids")
+        new = [class_id for class_id in dict.fromkeys(labels) if class_id not in self.class_ids]
+        for class_id in new:
+            self.add_class(class_id)
         columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
-        return self._step(lambda: (images, columns, self._choose_replay(images, columns)), ids, remember)
+        if self.config.imprint:
+            self._imprint(inputs, columns, [self.class_ids.index(class_id) for class_id in new])
+        return self._step(lambda: (inputs, columns, self._choose_replay(inputs, columns)), ids, remember)
+
+    @_exclusive
+    def encode(self, images: np.ndarray) -> np.ndarray:
+        """What the trainable part sees of images, and the memory keeps: with a trunk, latents of each stored view."""
+        if self._latents and isinstance(images, np.ndarray) and images.dtype != np.uint8:
+            check_inputs(images, self._input_shape(), latents=True)
+            return images
+        check_images(images, self.config.height, self.config.width)
+        if not self._latents:
+            return images
+        plain = self.to_device(images)
+        views = [
+            plain,
+            *(augment(plain, self.rng, self.config.augment) for _ in range(self.config.stored_views - 1)),
+        ]
+        with torch.inference_mode():
+            return torch.stack([self.network.inputs(view) for view in views], 1).cpu().numpy()
+
+    @property
+    def _latents(self) -> bool:
+        return self.network.backbone.trunk is not None
+
+    def _input_shape(self) -> tuple[int, ...]:
+        """Of one sample in memory."""
+        trunk = self.network.backbone.trunk
+        if trunk is None:
+            return self.config.height, self.config.width, 3
+        return self.config.stored_views, *trunk.latent_shape
+
+    @torch.no_grad()
+    def _imprint(self, inputs: np.ndarray, columns: np.ndarray, new: list[int]) -> None:
+        """Let the proxies of new classes start where their first samples are."""
+        for network in self._networks() if new else []:
+            network.eval()
+            directions = F.normalize(network.features(self._plain(inputs)), dim=1)
+            for column in new:
+                network.proxies[column] = F.normalize(directions[columns == column].mean(0), dim=0)
 
     @_exclusive
     def rehearse(self) -> StepReport | None:
@@ -246,7 +316,7 @@ class Learner:
             slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
-            return first.images, first.labels, replay
+            return first.inputs, first.labels, replay
 
         return self._step(drawn, None, remember=False)
 
@@ -258,11 +328,11 @@ class Learner:
     ) -> StepReport:
         begun = time.perf_counter()
         with self._undone_on_error():
-            images, columns, replay = choose()
-            batch = self._forward(images, columns, replay)
+            inputs, columns, replay = choose()
+            batch = self._forward(inputs, columns, replay)
             loss = self._backward(batch)
             self.method.adjust_gradients(self.view, batch)
-            offer = self._offer(images, columns, batch, ids) if remember else None
+            offer = self._offer(inputs, columns, batch, ids) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step()
         if self.average is not None:
@@ -288,9 +358,9 @@ class Learner:
             self.network.zero_grad(set_to_none=True)
             raise
 
-    def _choose_replay(self, images: np.ndarray, columns: np.ndarray) -> Replay:
+    def _choose_replay(self, inputs: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
-            return self.method.choose_replay(self.view, images, columns, self.config.replay)
+            return self.method.choose_replay(self.view, inputs, columns, self.config.replay)
         return self.memory.sample(0)
 
     @property
@@ -298,30 +368,46 @@ class Learner:
         """What the method's hooks may see and touch."""
         return StepView(self.network, HeldSamples(self.memory), self.rng, self.config.lr, self.device)
 
-    def to_device(self, images: np.ndarray) -> Tensor:
-        """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
-        return self.view.to_device(images)
+    def to_device(self, inputs: np.ndarray) -> Tensor:
+        """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
+        return self.view.to_device(inputs)
 
-    def _forward(self, images: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
+    def _plain(self, inputs: np.ndarray) -> Tensor:
+        """The samples themselves, not their augmented views, on the device."""
+        return self.to_device(inputs[:, 0] if self._latents else inputs)
+
+    def _other_views(self, inputs: np.ndarray, plain: Tensor) -> Tensor:
+        """An augmented view of each sample: made here of an image, drawn among those kept of latents."""
+        if not self._latents:
+            return augment(plain, self.rng, self.config.augment)
+        if self.config.stored_views == 1:
+            return plain
+        chosen = self.rng.integers(1, self.config.stored_views, len(inputs))
+        return self.to_device(inputs[np.arange(len(inputs)), chosen])
+
+    def _forward(self, inputs: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
         """The incoming and the replayed group through the network, each followed by its augmented views."""
         views = 2 if self.config.views else 1
-        plain = self.to_device(np.concatenate([images, replay.images]))
-        shown = [plain, augment(plain, self.rng, self.config.augment)] if self.config.views else [plain]
-        split = [len(images), len(replay.ids)]
+        every = np.concatenate([inputs, replay.inputs])
+        plain = self._plain(every)
+        shown = [plain, self._other_views(every, plain)] if self.config.views else [plain]
+        split = [len(inputs), len(replay.ids)]
         parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
-        inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
+        rows = torch.cat(parts)
+        if rows.dim() == 4:
+            rows = rows.contiguous(memory_format=torch.channels_last)
         groups = [views * size for size in split if size]
         # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
         joint = self.config.batch_norm == "joint" or 1 in groups
-        self.network.train(len(inputs) > 1)
-        features = self.network.features(inputs, None if joint else groups)
+        self.network.train(len(rows) > 1)
+        features = self.network.features(rows, None if joint else groups)
 
         def repeated(array: np.ndarray) -> Tensor:
             # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
             return torch.cat([torch.from_numpy(array)] * views).to(self.device)
 
         return Batch(
-            images=inputs,
+            inputs=rows,
             logits=self.network.logits(features),
             features=features,
             labels=torch.cat([repeated(columns), repeated(replay.labels)]),
@@ -348,23 +434,23 @@ class Learner:
         return float(loss)
 
     def _offer(
-        self, images: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
+        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
     ) -> Offer | None:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
             return None
         rows = self.method.choose_stored(self.view, batch)
-        rows = np.arange(len(images)) if rows is None else rows
+        rows = np.arange(len(inputs)) if rows is None else rows
         if not len(rows):
             return None
         logits = features = None
         if self.method.stores_logits:
-            logits = batch.logits[: len(images)].detach().cpu().numpy()[rows]
+            logits = batch.logits[: len(inputs)].detach().cpu().numpy()[rows]
         if self.method.stores_features:
             # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-            features = F.normalize(batch.features[: len(images)].detach(), dim=1).cpu().numpy()[rows]
+            features = F.normalize(batch.features[: len(inputs)].detach(), dim=1).cpu().numpy()[rows]
         ids = None if ids is None else ids[rows]
-        return self.memory.offer(images[rows], columns[rows], logits, features, ids)
+        return self.memory.offer(inputs[rows], columns[rows], logits, features, ids)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:
@@ -388,7 +474,6 @@ class Learner:
     @torch.no_grad()
     def predict(self, images: np.ndarray, averaged: bool = False) -> Prediction:
         """Probabilities over the classes seen so far, and how near the nearest proxy is; `averaged` uses the EMA."""
-        check_images(images, self.config.height, self.config.width)
         if not self.class_ids:
             raise UserError(
                 "nothing to predict yet: the learner knows no class; observe a labelled image first"
@@ -402,7 +487,8 @@ class Learner:
         classify = self.method.classifier(self.view, network)
         scores, similarity = [], []
         for start in range(0, len(images), PREDICTION_BATCH):
-            features = network.features(self.to_device(images[start : start + PREDICTION_BATCH]))
+            part = self.encode(images[start : start + PREDICTION_BATCH])
+            features = network.features(self._plain(part))
             scores.append(classify(features).softmax(1).cpu().numpy())
             similarity.append(network.similarities(features).amax(1).cpu().numpy())
         ids = np.array(self.class_ids, dtype=np.int64)
@@ -425,6 +511,7 @@ class Learner:
             for group, members in tensors.items()
         }
         arrays["memory"], memory_facts = self.memory.state()
+        trunk = self.network.backbone.trunk
         facts = {
             "config": asdict(self.config),
             "class_ids": self.class_ids,
@@ -435,6 +522,7 @@ class Learner:
                 group: {name: _dense_strides(tensor) for name, tensor in members.items()}
                 for group, members in tensors.items()
             },
+            "trunk": trunk.sha256 if trunk else None,
             "notes": notes or {},
         }
         checkpoint.write(Path(folder), arrays, facts)
@@ -454,6 +542,12 @@ class Learner:
         cls, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any], device: str | torch.device
     ) -> Learner:
         learner = cls(LearnerConfig.from_dict(facts["config"]), device)
+        trunk, learned = learner.network.backbone.trunk, facts.get("trunk")
+        if learned and (trunk is None or trunk.sha256 != learned):
+            raise UserError(
+                f"the weights of the backbone {learner.config.backbone} here are not those it learned with (SHA-256 "
+                f"{learned[:12]}…): install the same ones"
+            )
         learner.class_ids = [int(class_id) for class_id in facts["class_ids"]]
         learner.step = facts["step"]
         learner.rng.bit_generator.state = facts["rng"]

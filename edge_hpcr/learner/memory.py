@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.learner.checks import check_images, whole_numbers
-from edge_hpcr.learner.codec import DEFAULT_QUALITY, LOSSY_CODECS, check_codec, typical_bytes
+from edge_hpcr.learner.checks import check_inputs, whole_numbers
+from edge_hpcr.learner.codec import DEFAULT_QUALITY, LATENT, LOSSY_CODECS, check_codec, typical_bytes
 from edge_hpcr.learner.rows import (
-    ImageStore,
+    InputStore,
     Rows,
     check_array,
-    image_store,
+    input_store,
     slot_overhead,
     stored_bytes,
     to_precision,
@@ -49,7 +49,7 @@ class MemoryConfig:
 
     @property
     def encoding(self) -> tuple[str, int | None]:
-        """What decides the bytes of an image."""
+        """What decides the bytes of an input."""
         return self.codec, self.quality if self.codec in LOSSY_CODECS else None
 
     def capacity(self, row_bytes: int) -> int:
@@ -66,7 +66,7 @@ class Replay:
 
     slots: np.ndarray
     ids: np.ndarray
-    images: np.ndarray
+    inputs: np.ndarray  # images, or latents if the network has a trunk
     labels: np.ndarray
     logits: np.ndarray
     features: np.ndarray
@@ -82,7 +82,7 @@ class Offer:
     labels: np.ndarray
     logits: np.ndarray
     features: np.ndarray
-    images: dict[int, Any]  # as they would be stored, by row, of those rows that may be kept
+    inputs: dict[int, Any]  # as they would be stored, by row, of those rows that may be kept
 
 
 class ReplayMemory:
@@ -98,21 +98,19 @@ class ReplayMemory:
     >>> memory = ReplayMemory(MemoryConfig(samples=2), (8, 8, 3), 0, False, np.random.default_rng(0))
     >>> memory.add_class()
     >>> memory.update(np.zeros((5, 8, 8, 3), np.uint8), np.zeros(5, np.int64))
-    >>> len(memory), memory.sample(10).images.shape
+    >>> len(memory), memory.sample(10).inputs.shape
     (2, (2, 8, 8, 3))
     """
 
     def __init__(
         self,
         config: MemoryConfig,
-        image_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         feature_size: int,
         stores_logits: bool,
         rng: np.random.Generator,
     ) -> None:
-        if len(image_shape) != 3 or min(image_shape) < 1 or image_shape[2] != 3:
-            raise UserError(f"the memory keeps RGB images [H, W, 3], not {list(image_shape)}")
-        self.image_shape: tuple[int, int, int] = (int(image_shape[0]), int(image_shape[1]), 3)
+        self.input_shape = tuple(input_shape)
         self.feature_size = feature_size
         self.stores_logits = stores_logits
         self.config = config
@@ -122,14 +120,14 @@ class ReplayMemory:
         self.num_classes = 0
         self._next_id = 0
         self._count = 0
-        self._image_bytes = 0
+        self._input_bytes = 0
         precision = _PRECISIONS[config.precision]
         self._heads = Rows((), _HEAD)
         self._logits = Rows((0,), precision)
         self._features = Rows((feature_size,), precision)
-        self._images = image_store(self.image_shape, config.codec, config.quality)
+        self._inputs = input_store(self.input_shape, config.codec, config.quality)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
-        self._check_holds_classes(config, 1, self.row_bytes(None if config.codec == "raw" else 1))
+        self._check_holds_classes(config, 1, self.row_bytes(None if config.codec in ("raw", LATENT) else 1))
 
     def __len__(self) -> int:
         return self._count
@@ -139,13 +137,13 @@ class ReplayMemory:
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
         slot = self._slot_bytes(self.config, self._logits.shape[0])
-        parts = {"image": self._image_bytes} | {kind: self._count * size for kind, size in slot.items()}
+        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot.items()}
         return parts | {"total": sum(parts.values())}
 
-    def row_bytes(self, image_bytes: int | None = None) -> int:
-        """The cost of one slot now, for an image of this many bytes or else for a typical one."""
-        image_bytes = self._typical_image_bytes() if image_bytes is None else image_bytes
-        return self._fixed_bytes(self.config, self._logits.shape[0]) + image_bytes
+    def row_bytes(self, input_bytes: int | None = None) -> int:
+        """The cost of one slot now, for an input of this many bytes or else for a typical one."""
+        input_bytes = self._typical_input_bytes() if input_bytes is None else input_bytes
+        return self._fixed_bytes(self.config, self._logits.shape[0]) + input_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
@@ -153,16 +151,16 @@ class ReplayMemory:
 
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
-        pixels = int(np.prod(self.image_shape))
+        kept = int(np.prod(self.input_shape))
         extra = self.feature_size + self._logits.shape[0]
         row = self.row_bytes()
         plain = row - extra * _PRECISIONS[self.config.precision].itemsize
-        return {"numbers": (pixels + extra) / pixels, "bytes": row / plain}
+        return {"numbers": (kept + extra) / kept, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
         """Refuse a budget that could not hold one sample of each of so many classes."""
         fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
-        self._check_holds_classes(self.config, classes, fixed + self._typical_image_bytes())
+        self._check_holds_classes(self.config, classes, fixed + self._typical_input_bytes())
 
     # What it holds
 
@@ -188,7 +186,7 @@ class ReplayMemory:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
         fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(self._count, self._count * fixed + self._image_bytes):
+        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes):
             self._evict()
         self._trim()
         self.num_classes += 1
@@ -201,7 +199,7 @@ class ReplayMemory:
 
     def offer(
         self,
-        images: np.ndarray,
+        inputs: np.ndarray,
         labels: np.ndarray,
         logits: np.ndarray | None = None,
         features: np.ndarray | None = None,
@@ -211,8 +209,8 @@ class ReplayMemory:
 
         Logits and features that the memory does not store are ignored.
         """
-        check_images(images, *self.image_shape[:2])
-        count = len(images)
+        check_inputs(inputs, self.input_shape, self.config.codec == LATENT)
+        count = len(inputs)
         labels = whole_numbers(labels, count, "labels")
         if labels.max() >= self.num_classes:
             raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
@@ -224,17 +222,17 @@ class ReplayMemory:
         keys = self._rng.random(count)
         # The threshold only falls while the batch is taken in, so no other sample can be admitted.
         candidates = np.flatnonzero(keys < self.threshold).tolist()
-        stored = {row: self._to_stored(images[row]) for row in candidates}
+        stored = {row: self._to_stored(inputs[row]) for row in candidates}
         return Offer(keys, ids, labels, logits, features, stored)
 
     def admit(self, offer: Offer) -> None:
         """Take an offer into the reservoir."""
         self.seen += len(offer.keys)
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
-        for row, image in offer.images.items():
+        for row, stored in offer.inputs.items():
             if offer.keys[row] < self.threshold:
                 head = (offer.ids[row], offer.labels[row], self.num_classes)
-                self._append(head, image, offer.logits[row], offer.features[row])
+                self._append(head, stored, offer.logits[row], offer.features[row])
                 self._shrink()
 
     # Replay
@@ -251,20 +249,20 @@ class ReplayMemory:
         return Replay(
             slots=slots,
             ids=heads["id"].copy(),
-            images=self._images.gather(slots),
+            inputs=self._inputs.gather(slots),
             labels=heads["label"].astype(np.int64),
             logits=self._logits.gather(slots).astype(np.float32),
             features=self._features.gather(slots).astype(np.float32),
             known=heads["known"].astype(np.int64),
         )
 
-    def replace_image(self, slot: int, image: np.ndarray) -> None:
-        """Another picture for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
+    def replace_input(self, slot: int, value: np.ndarray) -> None:
+        """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
         self._check_slots(np.array([slot]))
-        check_images(image[None], *self.image_shape[:2])
-        stored = self._to_stored(image)
-        self._image_bytes += stored_bytes(stored) - stored_bytes(self._images.get(slot))
-        self._images.put(slot, stored)
+        check_inputs(value[None], self.input_shape, self.config.codec == LATENT)
+        stored = self._to_stored(value)
+        self._input_bytes += stored_bytes(stored) - stored_bytes(self._inputs.get(slot))
+        self._inputs.put(slot, stored)
         self._shrink()
 
     # Corrections by the user
@@ -299,10 +297,14 @@ class ReplayMemory:
         A first pass only measures, so that samples leave before the new encoding can take more room.
         """
         recode = config.encoding != self.config.encoding
-        store = image_store(self.image_shape, config.codec, config.quality) if recode else self._images
+        if recode and LATENT in (config.codec, self.config.codec):
+            raise UserError(
+                f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
+            )
+        store = input_store(self.input_shape, config.codec, config.quality) if recode else self._inputs
         sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
         fixed = self._fixed_bytes(config, self._logits.shape[0])
-        mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.image_shape, config.codec)
+        mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.input_shape, config.codec)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
         growth = config.capacity(fixed + mean) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
@@ -327,10 +329,10 @@ class ReplayMemory:
         arrays = {name: np.ascontiguousarray(self._held(name)) for name in _HEAD.names or ()}
         arrays["logits"] = self._logits.head(self._count)
         arrays["features"] = self._features.head(self._count)
-        arrays |= self._images.arrays(self._count)
+        arrays |= self._inputs.arrays(self._count)
         meta = {
             "config": asdict(self.config),
-            "image_shape": list(self.image_shape),
+            "image_shape": list(self.input_shape),
             "feature_size": self.feature_size,
             "stores_logits": self.stores_logits,
             "num_classes": self.num_classes,
@@ -371,27 +373,27 @@ class ReplayMemory:
                 raise UserError(f"the saved memory's {name} are not finite: use an older checkpoint")
         if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self.num_classes:
             raise UserError("the saved memory has labels outside its classes: use an older checkpoint")
-        images = self._images.unpack(arrays, count)
+        inputs = self._inputs.unpack(arrays, count)
         heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
-        for row in zip(heads, images, arrays["logits"], arrays["features"], strict=True):
+        for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
             self._append(*row)
 
     # Insides
 
     @property
-    def _columns(self) -> tuple[Rows | ImageStore, ...]:
-        return self._heads, self._images, self._logits, self._features
+    def _columns(self) -> tuple[Rows | InputStore, ...]:
+        return self._heads, self._inputs, self._logits, self._features
 
     def _append(self, *row: Any) -> None:
-        """Add a row: head, stored image, logits, features."""
+        """Add a row: head, stored input, logits, features."""
         for column, value in zip(self._columns, row, strict=True):
             column.put(self._count, value)
         self._count += 1
-        self._image_bytes += stored_bytes(row[1])
+        self._input_bytes += stored_bytes(row[1])
 
     def _delete(self, slot: int) -> None:
         last = self._count - 1
-        self._image_bytes -= stored_bytes(self._images.get(slot))
+        self._input_bytes -= stored_bytes(self._inputs.get(slot))
         for column in self._columns:
             column.put(slot, column.get(last))
             # The spare page saves allocating anew each time a batch crosses the edge of a page and comes back.
@@ -420,29 +422,29 @@ class ReplayMemory:
         self._trim()
         return len(slots)
 
-    def _recoded(self, slot: int, store: ImageStore) -> Any:
-        if store is self._images:
+    def _recoded(self, slot: int, store: InputStore) -> Any:
+        if store is self._inputs:
             return store.get(slot)
-        return store.stored(self._images.gather(np.array([slot]))[0])
+        return store.stored(self._inputs.gather(np.array([slot]))[0])
 
-    def _recode(self, store: ImageStore) -> None:
-        # From the last slot, so that the old store gives its room back while the new images come.
+    def _recode(self, store: InputStore) -> None:
+        # From the last slot, so that the old store gives its room back while the new inputs come.
         fresh = []
         for slot in range(self._count - 1, -1, -1):
             fresh.append(self._recoded(slot, store))
-            self._images.trim(slot)
-        self._images, self._image_bytes = store, 0
+            self._inputs.trim(slot)
+        self._inputs, self._input_bytes = store, 0
         for slot in range(self._count):
-            image = fresh.pop()
-            store.put(slot, image)
-            self._image_bytes += stored_bytes(image)
+            stored = fresh.pop()
+            store.put(slot, stored)
+            self._input_bytes += stored_bytes(stored)
 
     def _trim(self) -> None:
         for column in self._columns:
             column.trim(self._count)
 
-    def _to_stored(self, image: np.ndarray) -> Any:
-        stored = self._images.stored(image)
+    def _to_stored(self, value: np.ndarray) -> Any:
+        stored = self._inputs.stored(value)
         size = self.row_bytes(stored_bytes(stored))
         if self.config.exceeded_by(1, size):
             budget = self.config.bytes
@@ -452,13 +454,13 @@ class ReplayMemory:
         return stored
 
     def _total_bytes(self) -> int:
-        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._image_bytes
+        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._input_bytes
 
     def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
         return sum(self._slot_bytes(config, columns).values())
 
     def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
-        """What one slot costs besides its image's own bytes, by kind."""
+        """What one slot costs besides its input's own bytes, by kind."""
         item, label = _PRECISIONS[config.precision].itemsize, _HEAD["label"].itemsize
         return {
             "label": label,
@@ -467,10 +469,10 @@ class ReplayMemory:
             "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
         }
 
-    def _typical_image_bytes(self) -> int:
+    def _typical_input_bytes(self) -> int:
         if self._count:
-            return -(-self._image_bytes // self._count)
-        return typical_bytes(self.image_shape, self.config.codec)
+            return -(-self._input_bytes // self._count)
+        return typical_bytes(self.input_shape, self.config.codec)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
         if config.capacity(row_bytes) < classes:

@@ -14,9 +14,13 @@ WARM_UP = 10  # steps in which the average forgets its random start
 class Optimiser:
     """SGD without momentum, as in the paper, or Adam, whose state of the old classes' proxies stays as it is."""
 
-    def __init__(self, kind: str, lr: float, network: Network) -> None:
-        self._network, self._lr = network, lr
-        self._adam = torch.optim.Adam(network.parameters(), lr=lr) if kind == "adam" else None
+    def __init__(self, kind: str, lr: float, network: Network, proxy_lr: float | None = None) -> None:
+        self._network, self._lr, self._proxy_lr = network, lr, lr if proxy_lr is None else proxy_lr
+        self._adam = None
+        if kind == "adam":
+            rest = [each for name, each in network.named_parameters() if name != "proxies"]
+            groups = [{"params": [network.proxies], "lr": self._proxy_lr}, {"params": rest, "lr": lr}]
+            self._adam = torch.optim.Adam([group for group in groups if group["params"]])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -24,18 +28,21 @@ class Optimiser:
             self._adam.step()
             return
         # PyTorch's own SGD does the same, but its first one imports PyTorch's compiler: 1.5 s of every start.
-        moved = [(each, each.grad) for each in self._network.parameters() if each.grad is not None]
-        if moved:  # all in one call: on a GPU a call per parameter would take longer than the work
-            torch._foreach_add_(*zip(*moved, strict=True), alpha=-self._lr)
+        parameters = dict(self._network.named_parameters())
+        for lr, group in (
+            (self._proxy_lr, [parameters.pop("proxies")]),
+            (self._lr, list(parameters.values())),
+        ):
+            moved = [(each, each.grad) for each in group if each.grad is not None]
+            if moved:  # all in one call: on a GPU a call per parameter would take longer than the work
+                torch._foreach_add_(*zip(*moved, strict=True), alpha=-lr)
 
     def follow_proxies(self, kept: list[int]) -> None:
         """The network has a new proxy matrix whose first rows are the old rows `kept`; others are new."""
         if self._adam is None:
             return
-        names = [name for name, _ in self._network.named_parameters()]
-        parameters, index = self._adam.param_groups[0]["params"], names.index("proxies")
-        old, new = parameters[index], self._network.proxies
-        parameters[index] = new
+        (old,), new = self._adam.param_groups[0]["params"], self._network.proxies
+        self._adam.param_groups[0]["params"] = [new]
         for key, value in self._adam.state.pop(old, {}).items():
             if value.shape == old.shape:
                 moved = torch.zeros_like(new, requires_grad=False)

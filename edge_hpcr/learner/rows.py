@@ -1,4 +1,4 @@
-"""Where the replay memory's rows lie: numbers and raw images in pages, encoded images as bytes objects."""
+"""Where the replay memory's rows lie: numbers, latents and raw images in pages, encoded images as bytes objects."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.codec import decode, encode
+from edge_hpcr.learner.codec import LATENT, decode, encode
 
 _PAGE_BYTES = 65536
 _PAGE_ROWS = 128
@@ -138,20 +138,64 @@ class EncodedImages:
         return [data[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)]
 
 
-ImageStore = RawImages | EncodedImages
+class Latents(Rows):
+    """What a trunk says of an image, in 8 bits a number between the least and the greatest of the sample."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.numbers = shape
+        super().__init__(
+            (), np.dtype([("low", np.float32), ("step", np.float32), ("codes", np.uint8, shape)])
+        )
+
+    def stored(self, latent: np.ndarray) -> np.ndarray:
+        row = np.zeros((), self.dtype)
+        low, high = float(latent.min()), float(latent.max())
+        row["low"], row["step"] = low, (high - low) / 255
+        row["codes"] = np.rint((latent - low) * (255 / (high - low))) if high > low else 0
+        return row
+
+    def gather(self, slots: np.ndarray) -> np.ndarray:
+        rows = super().gather(slots)
+        ones = (1,) * len(self.numbers)
+        low, step = (rows[name].reshape(-1, *ones) for name in ("low", "step"))
+        return rows["codes"] * step + low
+
+    def arrays(self, count: int) -> dict[str, np.ndarray]:
+        rows = self.head(count)
+        return {f"latent_{name}": np.ascontiguousarray(rows[name]) for name in self.dtype.names or ()}
+
+    def unpack(self, arrays: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        rows = np.zeros(count, self.dtype)
+        for name in self.dtype.names or ():
+            shape = self.numbers if name == "codes" else ()
+            check_array(arrays[f"latent_{name}"], f"latent_{name}", self.dtype[name].base, (count, *shape))
+            rows[name] = arrays[f"latent_{name}"]
+        if not all(np.isfinite(rows[name]).all() for name in ("low", "step")):
+            raise UserError("the saved memory's latents are not finite: use an older checkpoint")
+        return list(rows)
 
 
-def image_store(shape: tuple[int, int, int], codec: str, quality: int) -> ImageStore:
-    return RawImages(shape) if codec == "raw" else EncodedImages(shape, codec, quality)
+InputStore = RawImages | EncodedImages | Latents
+
+
+def input_store(shape: tuple[int, ...], codec: str, quality: int) -> InputStore:
+    """For what the trainable part of a network sees: latents of this shape, or RGB images [H, W, 3]."""
+    if codec == LATENT:
+        return Latents(shape)
+    if len(shape) != 3 or min(shape) < 1 or shape[2] != 3:
+        raise UserError(f"the memory keeps RGB images [H, W, 3], not {list(shape)}")
+    height, width, _ = shape
+    image = (height, width, 3)
+    return RawImages(image) if codec == "raw" else EncodedImages(image, codec, quality)
 
 
 def slot_overhead(codec: str) -> int:
     """The bytes that a stored image costs besides its own."""
-    return 0 if codec == "raw" else _BLOB_OVERHEAD
+    return 0 if codec in ("raw", LATENT) else _BLOB_OVERHEAD
 
 
-def stored_bytes(image: np.ndarray | bytes) -> int:
-    return len(image) if isinstance(image, bytes) else image.nbytes
+def stored_bytes(stored: Any) -> int:
+    return len(stored) if isinstance(stored, bytes) else stored.nbytes
 
 
 def to_precision(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

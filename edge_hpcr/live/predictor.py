@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 
 from edge_hpcr.learner.learner import Learner, Prediction
-from edge_hpcr.learner.network import Network
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.workspace.label_queue import uncertainty
 
@@ -48,9 +48,7 @@ class Predictor:
         self._learner = learner
         self._averaged = averaged and learner.average is not None
         self._lock = threading.Lock()
-        config = learner.config
-        self._network = Network((config.height, config.width), config.nf, config.tau).to(learner.device)
-        self._network.eval().requires_grad_(False)
+        self._network = copy.deepcopy(learner.network).eval().requires_grad_(False)
         self._class_ids: tuple[int, ...] = ()
         self.calibration = Calibration()
         self.refresh()

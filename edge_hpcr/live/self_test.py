@@ -96,7 +96,7 @@ class SelfTest:
         if not len(memory):
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
-        features = np.concatenate([*map(self._live.predictor.features, _batches(replay.images))])
+        features = np.concatenate([*map(self._live.predictor.features, _batches(replay.inputs))])
         classes = np.array(self._live.learner.class_ids)[replay.labels]
         self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
 

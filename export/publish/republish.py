@@ -29,7 +29,8 @@ def template_facts(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "height": snapshot.height,
         "width": snapshot.width,
-        "nf": snapshot.nf,
+        "backbone": snapshot.backbone,
+        "features": snapshot.network.feature_size,
         "method": snapshot.method,
         "edge_hpcr": __version__,
         "torch": installed("torch"),

@@ -6,15 +6,14 @@ disturb the learning.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
@@ -50,25 +49,17 @@ class HeldOutSamples:
 class Snapshot:
     """A network, its classes in the order of its columns, and real images to compare outputs on."""
 
-    state: dict[str, Tensor]  # on the CPU; the averaged weights if the workspace uses them
+    network: Network  # on the CPU, in evaluation mode, the averaged weights if the workspace uses them
     classes: tuple[ClassLabel, ...]
     height: int
     width: int
-    nf: int
-    tau: float
+    backbone: str
     method: str
     temperature: float
     unknown_below: float | None
     step: int
     images: np.ndarray  # uint8 [n, H, W, 3] from the memory, at least one
     held_out: HeldOutSamples
-
-    @cached_property
-    def network(self) -> Network:
-        """The network in evaluation mode; copy it before changing it."""
-        network = Network((self.height, self.width), self.nf, self.tau)
-        network.take_over(self.state)
-        return network.eval().requires_grad_(False)
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
@@ -122,16 +113,15 @@ def snapshot_of_learner(
     held = len(learner.memory)
     # By place and not by chance: the learner's random numbers must not change.
     slots = np.unique(np.linspace(0, held - 1, min(IMAGES, held)).astype(np.int64))
-    images, shape = learner.memory.at(slots).images.copy(), (config.height, config.width, 3)
+    images, shape = learner.memory.at(slots).inputs.copy(), (config.height, config.width, 3)
     if not len(images):  # no memory: outputs can be compared on noise too
         images = np.random.default_rng(0).integers(0, 256, (IMAGES, *shape), np.uint8)
     copied = Snapshot(
-        state={name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()},
+        network=copy.deepcopy(network).cpu().eval().requires_grad_(False),
         classes=tuple(ClassLabel(class_id, "") for class_id in learner.class_ids),
         height=config.height,
         width=config.width,
-        nf=config.nf,
-        tau=config.tau,
+        backbone=config.backbone,
         method=config.method,
         temperature=calibration.temperature,
         unknown_below=calibration.unknown_below,
@@ -145,10 +135,10 @@ def snapshot_of_learner(
 def _named(copied: Snapshot, classes: Mapping[int, ClassLabel]) -> Snapshot:
     """The snapshot with these names, without the columns of other classes: of one that was just deleted, say."""
     columns = [column for column, each in enumerate(copied.classes) if each.id in classes]
-    state = {**copied.state, "proxies": copied.state["proxies"][columns]}
-    return replace(
-        copied, state=state, classes=tuple(classes[copied.classes[column].id] for column in columns)
-    )
+    network = copy.deepcopy(copied.network)
+    network.keep_proxies(columns)
+    named = tuple(classes[copied.classes[column].id] for column in columns)
+    return replace(copied, network=network, classes=named)
 
 
 def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:

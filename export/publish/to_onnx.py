@@ -8,9 +8,7 @@ images of the memory were those of the network.
 from __future__ import annotations
 
 import base64
-import copy
 import json
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +22,6 @@ import torch
 from onnx import ModelProto
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from edge_hpcr import __version__
 from edge_hpcr.common.files import sha256, write_through
@@ -88,36 +85,18 @@ class Deployed(nn.Module):
         directions = F.normalize(network.proxies.detach(), dim=1)
         self.register_buffer("proxies", directions.T.contiguous())
         self.register_buffer("sharpness", torch.tensor(network.tau * temperature))
-        self.network = _fused(copy.deepcopy(network))
+        self.backbone = network.backbone.deployable()
+        self.trunk = network.backbone.trunk.module if network.backbone.trunk else nn.Identity()
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        feature = self.network.features(image.permute(0, 3, 1, 2).float() / 255)
+        feature = self.backbone(self.trunk(image.permute(0, 3, 1, 2).float() / 255))
         direction = feature / feature.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
         return (direction @ self.proxies / self.sharpness).softmax(1), feature
 
     def weights(self) -> dict[str, np.ndarray]:
-        """By the names that the exporter gives them."""
-        return {name: tensor.contiguous().numpy() for name, tensor in self.state_dict().items()}
-
-
-def _fused(network: Network) -> Network:
-    """The same network with each batch-norm, whose statistics are fixed, inside the convolution before it."""
-
-    def fuse(convolution: nn.Conv2d, batch_norm: Any) -> nn.Conv2d:
-        return fuse_conv_bn_eval(convolution, batch_norm)
-
-    network.stem, network.stem_bn = fuse(network.stem, network.stem_bn), nn.Identity()  # type: ignore[assignment]
-    blocks: Iterable[Any] = network.stages
-    for block in blocks:
-        block.conv1, block.bn1 = fuse(block.conv1, block.bn1), nn.Identity()
-        block.conv2, block.bn2 = fuse(block.conv2, block.bn2), nn.Identity()
-        if block.shortcut is not None:
-            convolution = fuse(*block.shortcut)
-            # The network slices the map instead, for the sake of a gradient; ONNX Runtime would copy it for that.
-            convolution.stride, block.stride = (block.stride, block.stride), 1
-            block.shortcut = nn.Sequential(convolution, nn.Identity())
-    del network.proxies
-    return network
+        """What learning changes, by the names that the exporter gives it."""
+        state = self.state_dict().items()
+        return {name: tensor.contiguous().numpy() for name, tensor in state if not name.startswith("trunk.")}
 
 
 def deployed(snapshot: Snapshot) -> Deployed:
@@ -222,7 +201,7 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
         "classes": [asdict(each) for each in snapshot.classes],
         "unknown_below": snapshot.unknown_below,
         "temperature": snapshot.temperature,
-        "feature_size": snapshot.state["proxies"].shape[1],
+        "feature_size": snapshot.network.feature_size,
         "accuracy": asdict(exported.accuracy),
         "versions": {**packages, "opset": exported.opset},
     }
@@ -232,7 +211,7 @@ def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, 
     """What a model says of itself, all of it text."""
     facts = described(snapshot, exported, version)
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items() if key != "created"}
-    directions = F.normalize(snapshot.state["proxies"], dim=1).numpy()
+    directions = F.normalize(snapshot.network.proxies, dim=1).numpy()
     return text | {
         "created": exported.created,
         "unknown_below": "" if snapshot.unknown_below is None else text["unknown_below"],

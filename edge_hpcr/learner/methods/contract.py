@@ -32,10 +32,10 @@ class Records:
 class Batch:
     """One step's batch after the forward pass, before the update.
 
-    The rows of `images`, `logits`, `features` and `labels`: incoming samples, their augmented views, replayed samples, their augmented views.
+    The rows of `inputs`, `logits`, `features` and `labels`: incoming samples, their augmented views, replayed samples, their augmented views.
     """
 
-    images: Tensor
+    inputs: Tensor  # images, or latents if the network has a trunk
     logits: Tensor
     features: Tensor
     labels: Tensor
@@ -62,7 +62,7 @@ class HeldSamples:
         self.sample = memory.sample
         self.at = memory.at
         self.labels = memory.labels
-        self.replace_image = memory.replace_image
+        self.replace_input = memory.replace_input
 
     def __len__(self) -> int:
         return self._count()
@@ -81,10 +81,13 @@ class StepView:
     lr: float
     device: torch.device
 
-    def to_device(self, images: np.ndarray) -> Tensor:
-        """uint8 NHWC on the host to float NCHW (channels_last) in [0, 1] on the device."""
+    def to_device(self, inputs: np.ndarray) -> Tensor:
+        """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
+        moved = torch.from_numpy(inputs).to(self.device)
+        if moved.dtype != torch.uint8:
+            return moved
         # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
-        return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return moved.permute(0, 3, 1, 2).to(torch.float32).div_(255)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Method(ABC):
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""
 
-    def choose_replay(self, view: StepView, images: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
         return view.held.sample(size)
 

