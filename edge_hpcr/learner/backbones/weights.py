@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -84,4 +85,5 @@ def _keep(tensors: dict[str, Tensor], path: Path) -> None:
             flush_to_disk(writing)
             writing.replace(path)
     except (UserError, OSError, SafetensorError):
-        writing.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be what is wrong
+            writing.unlink(missing_ok=True)
