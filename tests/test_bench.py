@@ -62,7 +62,8 @@ def stopped_by_ctrl_c(*arguments: object) -> str:
 
 
 def without_times(result: dict) -> dict:
-    timed = ("train_seconds", "eval_seconds", "samples_per_second", "step_ms", "peak_rss_bytes", "finished")
+    timed = {"train_seconds", "eval_seconds", "samples_per_second", "step_ms", "trunk_ms"}
+    timed |= {"peak_rss_bytes", "finished"}
     return {key: value for key, value in result.items() if key not in timed}
 
 

@@ -66,6 +66,7 @@ def a_result(
         "train_seconds": 1200.0,
         "samples_per_second": 41.66,
         "step_ms": {"p50": 240.4, "p95": 301.0},
+        "trunk_ms": 42.0,
         "config": json.loads(json.dumps(asdict(config))) | {"method_options": resolved},
         "versions": {
             "edge_hpcr": "0.1.0",

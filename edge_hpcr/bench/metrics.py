@@ -42,3 +42,8 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
     half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
     return float(np.mean(values)), float(half)
+
+
+def is_share(value: object) -> bool:
+    """Whether it is a number from 0 to 1."""
+    return isinstance(value, (int, float)) and 0 <= value <= 1

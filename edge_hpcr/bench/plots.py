@@ -1,10 +1,12 @@
-"""Plots of finished runs as PNG: accuracy over the tasks, accuracy matrices, accuracy of each class.
+"""Plots of finished runs as PNG: accuracy over the tasks or the labels, accuracy matrices, accuracy of each class.
 
 Figures are made without pyplot, so that no window system is asked and no state is shared with the caller's own plots.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -21,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from edge_hpcr.bench import metrics
 from edge_hpcr.bench.datasets import formats
 from edge_hpcr.bench.report import Group, by_dataset
+from edge_hpcr.bench.teach_report import Lessons
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; its yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -44,10 +47,24 @@ def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
         by_class = class_accuracies(dataset, members)
         drawn.append(("classes", "accuracy of each class after the last task", by_class))
         for kind, text, figure in drawn:
-            path = folder / f"{name}-{kind}.png"
-            figure.savefig(path, dpi=DPI, metadata={"Software": None})
-            plots.append((dataset, f"{name}: {text}", path))
+            plots.append((dataset, f"{name}: {text}", _write(figure, folder / f"{name}-{kind}.png")))
     return plots
+
+
+def draw_lessons(taught: Sequence[Sequence[Lessons]], folder: Path) -> list[tuple[str, str, Path]]:
+    """The same of `bench teach`: a plot for each source and order."""
+    plots = []
+    for contestants in taught:
+        heading = contestants[0].heading
+        name = "-".join(["teach", *re.findall(r"\w+", heading)])
+        figure = accuracy_over_labels(contestants)
+        plots.append((heading, f"{heading}: accuracy over labels", _write(figure, folder / f"{name}.png")))
+    return plots
+
+
+def _write(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
 
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, str, list[Group]]]:
@@ -94,15 +111,38 @@ def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
         if all(run["ema_accuracy_matrix"] for run in one.results):
             averaged = _curves(one, "ema_accuracy_matrix").mean(0)
             axes.plot(steps, averaged, color=colour, linestyle="--", linewidth=1.3)
-    drawn = np.concatenate([line.get_ydata() for line in axes.lines])
-    # An interval may reach beyond all accuracies: the lines set the scale.
-    highest = min(102, 10 * np.ceil(np.max(drawn) / 10) + 2)
-    axes.set(ylim=(0, highest), xlabel="tasks learned", ylabel="accuracy (%)")
+    axes.set(xlabel="tasks learned")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#DDDDDD", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
+    _scale(axes)
     handles = [*axes.get_legend_handles_labels()[0], *_key(groups)]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def _scale(axes: Axes) -> None:
+    """Accuracy from 0 to a little above the highest line: an interval may reach beyond all accuracies."""
+    drawn = np.concatenate([line.get_ydata() for line in axes.lines])
+    axes.set(ylim=(0, min(102, 10 * np.ceil(np.max(drawn) / 10) + 2)), ylabel="accuracy (%)")
+    axes.grid(color="#DDDDDD", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def accuracy_over_labels(contestants: Sequence[Lessons]) -> Figure:
+    """Each contestant's accuracy over the labels a class, on a logarithmic axis."""
+    figure = _figure(8.5, 5.0, f"{contestants[0].heading}: accuracy on pictures never shown")
+    axes = figure.subplots()
+    counts = np.array(contestants[0].counts)
+    looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+    for one, (colour, marker) in zip(contestants, looks, strict=False):
+        curves = 100 * np.array([one.accuracies(count) for count in counts.tolist()]).T
+        title = f"{one.title}, n={len(one.results)}"
+        axes.plot(counts, curves.mean(0), color=colour, marker=marker, markersize=5, linewidth=2, label=title)
+        _spread(axes, counts, curves, colour)
+    axes.set(xscale="log", xlabel="labels a class")
+    axes.set_xticks(counts, map(str, counts.tolist()))
+    axes.set_xticks([], minor=True)
+    _scale(axes)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
 

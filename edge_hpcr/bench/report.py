@@ -21,6 +21,7 @@ from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.run import make_config
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
+from edge_hpcr.learner.learner import LearnerConfig
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.csv")
 NOTHING = "–"  # noqa: RUF001 (an en dash, as tables of numbers have it)
@@ -30,7 +31,8 @@ one seed has none). A_T is the final accuracy, AAA the mean accuracy after each 
 better). Beside them stands the paper's value where the run has the paper's setting, and by how much ours differs. A
 method's name is followed by every setting in which the run differs from the paper's. Bytes are all that the memory keeps
 of a sample; the overhead is what logits and features add to images and labels, in numbers (as the paper counts) and in
-bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile."""
+bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile. With a pre-trained
+backbone, times are those of learning; a picture's pass through the frozen trunk stands beside them."""
 _METRICS = ("A_T", "AAA", "F_T")
 _CONDITIONS = ("tasks", "limit", "validation", "stream")
 # These decide the cost, or the averaged weights, or how a number is stored: the paper's row is still the one to compare.
@@ -97,9 +99,10 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _papers_settings(dataset: str, method: str) -> dict[str, Any]:
+def _usual_settings(dataset: str, method: str, backbone: str) -> dict[str, Any]:
+    """The paper's, and what a pre-trained backbone recommends instead of some of them."""
     options = methods.method_class(method).papers_options(dataset)
-    config = make_config(dataset, method, method_options=options)
+    config = make_config(dataset, method, method_options=options, backbone=backbone)
     resolved = methods.create(method, options).config_dict()
     settings = _flat_settings(asdict(config) | {"method_options": resolved})
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
@@ -107,8 +110,9 @@ def _papers_settings(dataset: str, method: str) -> dict[str, Any]:
 
 def deviations(result: dict[str, Any]) -> dict[str, Any]:
     """The settings in which a run differs from the paper's. A setting newer than the run counts as the paper's."""
-    usual = _papers_settings(result["dataset"], result["method"])
-    stored = _flat_settings(result["config"])
+    stored = {"backbone": LearnerConfig.backbone} | _flat_settings(result["config"])
+    usual = _usual_settings(result["dataset"], result["method"], stored["backbone"])
+    usual = usual | {"backbone": LearnerConfig.backbone}  # another one is always named
     return {key: value for key, value in sorted(stored.items()) if key not in usual or usual[key] != value}
 
 
@@ -243,7 +247,8 @@ def section(groups: Sequence[Group]) -> str:
     if any(one.averaged("A_T").mean is not None for one in groups):
         parts += ["With averaged weights (EMA):", _averaged_table(groups)]
     machines = list(dict.fromkeys(machine(result) for one in groups for result in one.results))
-    parts += ["Cost, mean over the seeds:", _table_of([_cost_row(one, machines) for one in groups])]
+    trunks = any("backbone" in one.deviations for one in groups)
+    parts += ["Cost, mean over the seeds:", _table_of([_cost_row(one, machines, trunks) for one in groups])]
     parts += ["\n".join(f"- Machine {i}: {text}" for i, text in enumerate(machines, 1))]
     return "\n\n".join(parts)
 
@@ -253,12 +258,16 @@ def page(
     command: str,
     files: Sequence[Path],
     images: dict[str, list[tuple[str, str]]],
+    more: Sequence[str] = (),
 ) -> str:
     """A page that says how it was made. `images` are a dataset's plots: what each shows, and its relative path."""
-    parts = ["# Results", f"Made by `{command}` from the {len(files)} files listed at the end.", EXPLANATION]
+    parts = ["# Results", f"Made by `{command}` from the {len(files)} files listed at the end."]
+    if results:
+        parts.append(EXPLANATION)
     for dataset, groups in by_dataset(group(results)).items():
         parts.append(section(groups))
         parts += [f"![{text}]({path})" for text, path in images.get(dataset, [])]
+    parts += more
     parts += ["## Files", "\n".join(f"- `{path.as_posix()}`" for path in files)]
     return "\n\n".join(parts) + "\n"
 
@@ -291,10 +300,14 @@ def _averaged_table(groups: Sequence[Group]) -> str:
             averaged = one.averaged(metric)
             row += [averaged.text, averaged.above(one.estimate(metric))]
         rows.append(row)
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
-def _cost_row(one: Group, machines: list[str]) -> dict[str, str]:
+def _trunk_ms(one: Group) -> str:
+    return f"{one.mean('trunk_ms'):.0f}" if "backbone" in one.deviations else NOTHING
+
+
+def _cost_row(one: Group, machines: list[str], trunks: bool) -> dict[str, str]:
     held, total = one.mean("buffer_samples"), one.mean("bytes", "total")
     kept = [NOTHING] * 4
     if held > 0:
@@ -307,6 +320,7 @@ def _cost_row(one: Group, machines: list[str]) -> dict[str, str]:
         **dict(zip(("held", "B/sample", "total", "overhead"), kept, strict=True)),
         "samples/s": f"{one.mean('samples_per_second'):,.1f}",
         "step ms p50, p95": f"{one.mean('step_ms', 'p50'):.0f}, {one.mean('step_ms', 'p95'):.0f}",
+        **({"trunk ms": _trunk_ms(one)} if trunks else {}),
         "train min": f"{one.mean('train_seconds') / 60:.1f}",
         "machine": ", ".join(map(str, numbers)),
     }
@@ -336,10 +350,10 @@ def _ranges(seeds: Sequence[int]) -> str:
 
 
 def _table_of(rows: list[dict[str, str]]) -> str:
-    return _markdown(list(rows[0]), [list(row.values()) for row in rows])
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    """Aligned, to be read in a terminal too: the method and its memory to the left, numbers to the right."""
-    alignment = ["left", "left", *["right"] * (len(head) - 2)]
+def markdown(head: list[str], rows: list[list[str]], left: int = 2) -> str:
+    """Aligned, to be read in a terminal too: names (the first columns) to the left, numbers to the right."""
+    alignment = ["left"] * left + ["right"] * (len(head) - left)
     return tabulate(rows, head, tablefmt="pipe", colalign=alignment, disable_numparse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from edge_hpcr.bench import metrics, report
+from edge_hpcr.bench import metrics, report, teach_report
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
@@ -55,7 +55,7 @@ def read_folders(folders: list[Path]) -> tuple[dict[Path, dict[str, Any]], list[
             raise UserError(f"{folder}: no such folder; name the one that `bench` wrote to with --out")
         for path in sorted(folder.glob("*.json")):
             try:
-                found[path] = read_result(path)
+                found[path] = _read_any(path)
             except UserError as error:
                 left_out.append(str(error))
         for path in sorted(folder.glob("*.checkpoint")):
@@ -70,8 +70,12 @@ def _once_each(found: dict[Path, dict[str, Any]], left_out: list[str]) -> dict[P
     """Of the runs of one setting with one seed the latest: the same seed twice is no second observation."""
     latest: dict[tuple[Any, ...], Path] = {}
     for path, result in found.items():
-        one = report.Group((result,))
-        key = (one.dataset, one.name, result["seed"])
+        key: tuple[Any, ...]
+        if teach_report.is_lesson(result):
+            key = (teach_report.lesson_key(result), result["seed"], result["draw"])
+        else:
+            one = report.Group((result,))
+            key = (one.dataset, one.name, result["seed"])
         other = latest.get(key)
         if other is None:
             latest[key] = path
@@ -83,14 +87,27 @@ def _once_each(found: dict[Path, dict[str, Any]], left_out: list[str]) -> dict[P
     return {path: result for path, result in found.items() if path in kept}
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """A finished run, checked; UserError says what is wrong with the file."""
+def _read_any(path: Path) -> dict[str, Any]:
+    """A finished run of `bench` or of `bench teach`."""
+    result = _read_json(path)
+    if not teach_report.is_lesson(result):
+        return read_result(path)
+    teach_report.check(path, result)
+    return result
+
+
+def _read_json(path: Path) -> Any:
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(
             f"{path}: damaged, not readable as JSON; the same `bench` command with --fresh makes it again"
         ) from None
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A finished run of `bench`, checked; UserError says what is wrong with the file."""
+    result = _read_json(path)
     if not isinstance(result, dict) or not {"dataset", "method", "accuracy_matrix", "finished"} <= set(
         result
     ):
@@ -101,6 +118,8 @@ def read_result(path: Path) -> dict[str, Any]:
             value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
         if not isinstance(value, kind):
             raise UserError(f"{path}: damaged, or of another version: {'.'.join(place)} is missing or wrong")
+    if "backbone" in result["config"]["learner"] and not isinstance(result.get("trunk_ms"), _NUMBER):
+        raise UserError(f"{path}: damaged, or of another version: trunk_ms is missing or wrong")
     if result["dataset"] not in DATASETS or result["method"] not in methods.names():
         raise UserError(f"{path}: {result['method']} on {result['dataset']} is unknown to this version")
     _check_numbers(path, result)
@@ -120,19 +139,15 @@ def _check_numbers(path: Path, result: dict[str, Any]) -> None:
     classes = result["class_accuracy"]
     last = classes[-1] if len(classes) == len(matrix) else None
     whole = {str(c) for c in range(DATASETS[result["dataset"]].classes)}
-    if not isinstance(last, dict) or set(last) != whole or not all(map(_is_share, last.values())):
+    if not isinstance(last, dict) or set(last) != whole or not all(map(metrics.is_share, last.values())):
         raise UserError(f"{path}: damaged: it lacks the accuracy of some class")
 
 
 def _is_triangle(matrix: list[Any]) -> bool:
     return len(matrix) > 0 and all(
-        isinstance(row, list) and len(row) == i and all(map(_is_share, row))
+        isinstance(row, list) and len(row) == i and all(map(metrics.is_share, row))
         for i, row in enumerate(matrix, 1)
     )
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, _NUMBER) and 0 <= value <= 1
 
 
 def _agrees(measures: dict[str, Any], matrix: list[list[float]]) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,13 +29,19 @@ from edge_hpcr import __version__
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import metrics
 from edge_hpcr.bench.datasets import registry
+from edge_hpcr.bench.inputs import Inputs
+from edge_hpcr.bench.pictures import of_arrays
 from edge_hpcr.bench.split import STREAMS, SplitStream, blurry, split
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import locked, write_atomically
 from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
+
+if TYPE_CHECKING:
+    from edge_hpcr.bench.teach import TeachConfig
 
 SAVE_EVERY_SECONDS = 60.0
 PROGRESS_EVERY_SECONDS = 2.0
@@ -72,9 +78,13 @@ class RunConfig:
         parts = [
             (self.dataset, True),
             (self.learner.method, True),
+            (
+                self.learner.backbone.replace(":", "_").replace("/", "_"),
+                self.learner.backbone != LearnerConfig.backbone,
+            ),
             (f"{self.tasks}tasks", self.tasks != registry.info(self.dataset).tasks),
             (size, methods.method_class(self.learner.method).uses_memory),
-            (f"{memory.codec}{memory.quality}", memory.codec != "raw"),
+            (f"{memory.codec}{memory.quality}", memory.codec not in ("raw", LATENT)),
             (self.stream, self.stream != "split"),
             (f"limit{self.limit}", self.limit is not None),
             ("validation", self.validation),
@@ -114,6 +124,12 @@ class Run:
         kind = methods.method_class(config.learner.method)
         self.samples_per_step = kind.samples_per_step
         self.stream = self._make_stream(kind.shuffled_passes)
+        part = "held-out" if config.validation else "test"
+        test = of_arrays(self.dataset, part, self.stream.test_images, self.stream.test_labels)
+        train = of_arrays(self.dataset, "train", self.dataset.train_images, self.dataset.train_labels)
+        self._train_inputs, self._test_inputs = (
+            Inputs(config.learner, each, config.device) for each in (train, test)
+        )
         self.stop_requested = False
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self.learner = Learner(config.learner, config.device)
@@ -133,7 +149,7 @@ class Run:
     def _continue_if_begun(self) -> None:
         if checkpoint.exists(self.checkpoint_path):
             self.learner, notes = Learner.load(self.checkpoint_path, self.config.device)
-            if _NEWER_SETTINGS | notes["run"] != _plain(asdict(self.config)):
+            if _as_now(notes["run"]) != plain(asdict(self.config)):
                 raise UserError(
                     f"{self.checkpoint_path} belongs to a run with other settings; choose another --out, or start "
                     "anew with --fresh"
@@ -196,9 +212,10 @@ class Run:
 
     def _step(self, order: np.ndarray, bar: tqdm) -> None:
         progress = self.progress
-        begun = time.perf_counter()
         chosen = order[progress.position : progress.position + self.samples_per_step]
-        report = self.learner.observe(self.dataset.train_images[chosen], self.dataset.train_labels[chosen])
+        inputs = self._train_inputs[chosen]
+        begun = time.perf_counter()
+        report = self.learner.observe(inputs, self.dataset.train_labels[chosen])
         seconds = time.perf_counter() - begun
         progress.position += len(chosen)
         progress.seen += len(chosen)
@@ -221,16 +238,20 @@ class Run:
         tasks = self.stream.tasks[: self.progress.task + 1]
         indices = np.concatenate([task.test for task in tasks])
         ends = np.cumsum([len(task.test) for task in tasks])[:-1]
-        images, labels = self.stream.test_images[indices], self.stream.test_labels[indices]
-        correct = self.learner.predict(images).best == labels
+        labels = self.stream.test_labels[indices]
+        correct = self._answers(indices) == labels
         self.progress.accuracy.append([float(part.mean()) for part in np.split(correct, ends)])
         self.progress.class_accuracy.append(
             {str(c): float(correct[labels == c].mean()) for task in tasks for c in task.classes}
         )
         if self.learner.average is not None:
-            averaged = self.learner.predict(images, averaged=True).best == labels
+            averaged = self._answers(indices, averaged=True) == labels
             self.progress.ema_accuracy.append([float(part.mean()) for part in np.split(averaged, ends)])
         self.progress.eval_seconds += time.perf_counter() - begun
+
+    def _answers(self, indices: np.ndarray, averaged: bool = False) -> np.ndarray:
+        batches = self._test_inputs.batches(indices)
+        return np.concatenate([self.learner.predict(batch, averaged).best for batch in batches])
 
     def _progress_bar(self, position: int) -> tqdm:
         return tqdm(
@@ -277,7 +298,7 @@ class Run:
 
     def save(self) -> None:
         self.progress.peak_rss_bytes = max(self.progress.peak_rss_bytes, _peak_rss())
-        notes = {"run": _plain(asdict(self.config)), "progress": asdict(self.progress)}
+        notes = {"run": plain(asdict(self.config)), "progress": asdict(self.progress)}
         self.learner.save(self.checkpoint_path, notes)
 
     def result(self) -> dict[str, Any]:
@@ -305,24 +326,32 @@ class Run:
             "eval_seconds": progress.eval_seconds,
             "samples_per_second": progress.seen / progress.train_seconds,
             "step_ms": {"p50": float(p50), "p95": float(p95)},
+            # Of one picture; no part of the times above, because its passes were kept.
+            "trunk_ms": 1e3 * self._test_inputs.pass_seconds(self.stream.tasks[0].test),
             "peak_rss_bytes": max(progress.peak_rss_bytes, _peak_rss()),
-            "config": _plain(asdict(self.config)) | {"method_options": learner.method.config_dict()},
+            "config": plain(asdict(self.config)) | {"method_options": learner.method.config_dict()},
             "versions": versions(self.config.threads, str(learner.device)),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
 
-def finished_result(config: RunConfig, out: Path) -> dict[str, Any] | None:
+def _as_now(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration with what settings that are newer than it meant before they existed."""
+    learner = LearnerConfig.from_dict(config["learner"])
+    return _NEWER_SETTINGS | config | {"learner": plain(asdict(learner))}
+
+
+def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any] | None:
     """The result of this very run, if it is on disk already."""
     path = Path(out) / f"{config.name}.json"
     if not path.is_file():
         return None
     try:
         result = json.loads(path.read_text())
-        config_there = _NEWER_SETTINGS | dict(result["config"])
+        config_there = _as_now(result["config"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
-    wanted = _plain(asdict(config))
+    wanted = plain(asdict(config))
     if {key: config_there.get(key) for key in wanted} != wanted:
         raise UserError(
             f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
@@ -338,18 +367,19 @@ def make_config(
     tasks: int | None = None,
     method_options: dict[str, Any] | None = None,
     learner_options: dict[str, Any] | None = None,
+    backbone: str = LearnerConfig.backbone,
     **run_options: Any,
 ) -> RunConfig:
-    """A run with the dataset's own image size and number of tasks."""
+    """A run with the dataset's own number of tasks, and its own image size unless the backbone is pre-trained."""
     info = registry.info(dataset)
-    learner = LearnerConfig(
-        height=info.side,
-        width=info.side,
+    size = {"height": info.side, "width": info.side} if backbone == LearnerConfig.backbone else {}
+    learner = LearnerConfig.recommended(
+        backbone,
         method=method,
         method_options=method_options or {},
         memory=memory or MemoryConfig(samples=200),
         seed=seed,
-        **(learner_options or {}),
+        **(size | (learner_options or {})),
     )
     methods.create(method, learner.method_options)
     return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
@@ -382,7 +412,7 @@ def _peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON gives it back: tuples as lists, so that a saved configuration compares equal."""
     return json.loads(json.dumps(value))
 

@@ -17,10 +17,12 @@ from typer import Context, Option
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
 from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config, on_stop_signal
-from edge_hpcr.commands.cli import at_most_one, examples, new_commands, refusal
+from edge_hpcr.commands import teach
+from edge_hpcr.commands.cli import at_most_one, examples, make_writable, new_commands, refusal
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
-from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner import backbones, checkpoint, methods
+from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -29,6 +31,7 @@ examples:
   python -m edge_hpcr bench --dataset digits --method hpcr            the embedded data, in seconds
   python -m edge_hpcr bench --preset paper/cifar10-200 --seeds 3      a cell of the paper's table
   python -m edge_hpcr bench --dataset cifar10 --budget 2.59MB --codec webp
+  python -m edge_hpcr bench --dataset cifar100 --backbone efficientnet_lite0 --method slda --budget 13.3MB
   python -m edge_hpcr bench --dataset cifar10 --buffer 200 --set schedule=cosine --set batch_norm=joint
 
 A run that was stopped (Ctrl-C, a power cut) continues when the same command is given again.
@@ -36,7 +39,10 @@ A run that was stopped (Ctrl-C, a power cut) continues when the same command is 
 DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 3  # how one run ended
-_LEARNER_OPTIONS = ("views", "replay", "nf", "tau", "optimiser", "lr", "batch_norm", "ema_decay")
+_LEARNER_OPTIONS = (
+    *("views", "stored_views", "replay", "nf", "tau", "optimiser", "lr", "proxy_lr", "imprint"),
+    *("batch_norm", "ema_decay"),
+)
 _MEMORY_OPTIONS = ("precision",)
 
 
@@ -48,7 +54,7 @@ def _settings_help() -> str:
     return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
-@commands.command(epilog=examples(EXAMPLES))
+@commands.callback(invoke_without_command=True, epilog=examples(EXAMPLES))
 def bench(
     context: Context,
     preset: Annotated[
@@ -56,6 +62,14 @@ def bench(
     ] = None,
     dataset: Annotated[str | None, Option(metavar="NAME", help=", ".join(data.DATASETS))] = None,
     method: Annotated[str, Option(metavar="NAME", help=", ".join(methods.names()))] = "hpcr",
+    backbone: Annotated[
+        str, Option(metavar="NAME", help=f"{', '.join(backbones.names())}, or timm:NAME with --weights")
+    ] = LearnerConfig.backbone,
+    weights: Annotated[Path | None, Option(metavar="FILE", help="of a backbone that brings none")] = None,
+    image_size: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="images are resized to", show_default="the dataset's or backbone's"),
+    ] = None,
     tasks: Annotated[
         int | None, Option(min=1, metavar="N", help="of the split", show_default="the paper's")
     ] = None,
@@ -78,7 +92,13 @@ def bench(
     budget: Annotated[
         str | None, Option(metavar="BYTES", help="memory, as all bytes that are kept of samples, like 2MB")
     ] = None,
-    codec: Annotated[str, Option(help="how images are kept: raw, webp, jpeg, png")] = "raw",
+    codec: Annotated[
+        str | None,
+        Option(
+            help="how samples are kept: raw, webp, jpeg, png, or latent with a pre-trained backbone",
+            show_default="raw or latent",
+        ),
+    ] = None,
     quality: Annotated[int, Option(help="of webp and jpeg")] = MemoryConfig.quality,
     seeds: Annotated[int | None, Option(min=1, metavar="N", help="run seeds 0 to N-1")] = None,
     seed: Annotated[
@@ -98,15 +118,11 @@ def bench(
     fresh: Annotated[bool, Option("--fresh", help="forget an earlier run of the same name")] = False,
 ) -> int:
     """Learn a dataset task by task in a single pass, and test after each task."""
+    if context.invoked_subcommand:
+        _refuse_options(context)
+        return DONE
     runs = _configure(SimpleNamespace(**context.params))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise UserError(
-            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
-        ) from None
+    make_writable(out)
     data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
     for run in runs:
         if fresh:
@@ -132,6 +148,18 @@ def bench(
     results = [result for run in runs if (result := finished_result(run, out)) is not None]
     print(report.table(results))
     return 0
+
+
+commands.command(epilog=examples(teach.EXAMPLES))(teach.teach)
+
+
+def _refuse_options(context: Context) -> None:
+    """Options before the sub-command would have no effect."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            name = context.invoked_subcommand
+            raise UserError(f"{parameter.opts[0]} is an option of `bench`: give those of `{name}` after it")
 
 
 def _interrupt() -> None:
@@ -163,7 +191,15 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     method_fields = kind.options()
     method_options = kind.papers_options(dataset)
     learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
-    memory_options: dict[str, Any] = {"codec": arguments.codec, "quality": arguments.quality}
+    if arguments.image_size is not None:
+        learner_options |= {"height": arguments.image_size, "width": arguments.image_size}
+    if arguments.weights is not None:
+        learner_options["weights"] = str(arguments.weights)
+    usual_codec = "raw" if arguments.backbone == LearnerConfig.backbone else LATENT
+    memory_options: dict[str, Any] = {
+        "codec": arguments.codec or usual_codec,
+        "quality": arguments.quality,
+    }
     for key, value in map(parse_setting, arguments.settings or []):
         if key in method_fields:
             method_options[key] = value
@@ -186,6 +222,8 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
         buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
         memory = MemoryConfig(samples=buffer, **memory_options)
     labels = [text.replace("/", "_") for text in sorted(arguments.settings or [])]
+    if arguments.image_size is not None:
+        labels.insert(0, f"{arguments.image_size}px")
     if setting and setting.learner_options:
         labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
     label = "-".join(labels)
@@ -201,6 +239,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
             arguments.tasks,
             method_options,
             learner_options,
+            arguments.backbone,
             limit=arguments.limit,
             validation=arguments.validation,
             threads=arguments.threads,

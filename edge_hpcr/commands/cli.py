@@ -59,6 +59,18 @@ def at_most_one(**given: Any) -> None:
         raise UserError(f"{names[1]} is not allowed with {names[0]}: leave one of them out")
 
 
+def make_writable(out: Path) -> None:
+    """A folder for results, made if need be; refused before hours of work if nothing can be written there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
+        ) from None
+
+
 def table(head: list[str], rows: Sequence[Sequence[object]], sides: Sequence[str]) -> str:
     """Columns for a terminal, each aligned to its side; what is missing stays empty."""
     return tabulate(rows, head, tablefmt="plain", colalign=sides, disable_numparse=True, missingval="")

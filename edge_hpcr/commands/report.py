@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from edge_hpcr.bench import report as tables
+from edge_hpcr.bench import teach_report
 from edge_hpcr.bench.results import read_folders
+from edge_hpcr.bench.teach_report import Lessons
 from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
 
@@ -39,15 +41,20 @@ def report(
             f"no finished runs in {where}: make one with "
             f"`python -m edge_hpcr bench --dataset digits --out {folders[0]}`"
         )
-    results = list(found.values())
-    print(tables.table(results))
+    results = [result for result in found.values() if not teach_report.is_lesson(result)]
+    taught = teach_report.group([result for result in found.values() if teach_report.is_lesson(result)])
+    print("\n\n".join(filter(None, [tables.table(results), *map(teach_report.section, taught)])))
     folder = plots or (out.parent if out else folders[0]) / "plots"
-    images = _draw(results, folder, out)
+    images = _draw(results, taught, folder, out)
     if out:
         words = ["report", *map(str, folders), "--out", str(out)]
         if plots:
             words += ["--plots", str(plots)]
-        page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images)
+        more = [teach_report.EXPLANATION] if taught else []
+        for lessons in taught:
+            more.append(teach_report.section(lessons))
+            more += [f"![{text}]({path})" for text, path in images.get(lessons[0].heading, [])]
+        page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images, more)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(page, encoding="utf-8")
@@ -56,13 +63,15 @@ def report(
         print(f"page: {out}", file=sys.stderr)
 
 
-def _draw(results: list[dict[str, Any]], folder: Path, page: Path | None) -> dict[str, list[tuple[str, str]]]:
-    """The plots that the page can show, by dataset: only what lies below the page moves with it."""
+def _draw(
+    results: list[dict[str, Any]], taught: list[list[Lessons]], folder: Path, page: Path | None
+) -> dict[str, list[tuple[str, str]]]:
+    """The plots that the page can show, by section: only what lies below the page moves with it."""
     from edge_hpcr.bench import plots  # here, because `bench` and the others need not wait for matplotlib
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = plots.draw(tables.group(results), folder)
+        drawn = plots.draw(tables.group(results), folder) + plots.draw_lessons(taught, folder)
     except OSError as error:
         raise UserError(
             f"cannot write plots to {folder}: {error.strerror}; choose another folder with --plots"

@@ -27,11 +27,9 @@ _CARRIED = 4  # frames in which it is put down, or taken away
 _FROM = 180  # pixels beside its place
 
 
-def pictures(name: str, count: int, seed: int = 0) -> list[np.ndarray]:
-    """So many pictures of a class, each of another part on another bench: uint8 RGB [480, 640, 3]."""
-    return [
-        still(name, np.random.default_rng([seed, CLASSES.index(name), number])) for number in range(count)
-    ]
+def picture(name: str, number: int, seed: int = 0) -> np.ndarray:
+    """The picture of a class with this number, each of another part on another bench: uint8 RGB [480, 640, 3]."""
+    return still(name, np.random.default_rng([seed, CLASSES.index(name), number]))
 
 
 class Film:
