@@ -133,8 +133,6 @@ def build_network(config: LearnerConfig, device: torch.device) -> Network:
         raise UserError(
             f"codec {config.memory.codec}: with the backbone {config.backbone} the memory keeps {keeps}"
         )
-    if backbone.trunk is not None:
-        backbone.trunk.module.to(device)
     return Network(backbone, config.tau).to(device)
 
 

@@ -86,7 +86,8 @@ class Deployed(nn.Module):
         self.register_buffer("proxies", directions.T.contiguous())
         self.register_buffer("sharpness", torch.tensor(network.tau * temperature))
         self.backbone = network.backbone.deployable()
-        self.trunk = network.backbone.trunk.module if network.backbone.trunk else nn.Identity()
+        trunk = network.backbone.trunk
+        self.trunk = trunk.on(torch.device("cpu")) if trunk is not None else nn.Identity()
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         feature = self.backbone(self.trunk(image.permute(0, 3, 1, 2).float() / 255))

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,33 @@ class BackboneConfig:
     seed: int = 0
 
 
-class Trunk:
-    """The frozen part, from images to latents: shared by all copies of a network, and in no checkpoint."""
+class Frozen:
+    """A module that never learns: shared by all copies of a network, and in no checkpoint."""
+
+    def __init__(self, module: nn.Module) -> None:
+        module = module.eval().requires_grad_(False)
+        self._by_device = {next(module.parameters()).device: module}
+
+    def on(self, device: torch.device) -> nn.Module:
+        if device not in self._by_device:
+            self._by_device[device] = copy.deepcopy(next(iter(self._by_device.values()))).to(device)
+        return self._by_device[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copies of a network differ in what is trainable only
+
+
+class Trunk(Frozen):
+    """From float RGB images in [0, 1], [N, 3, H, W], to latents [N, *latent_shape]."""
 
     def __init__(self, module: nn.Module, latent_shape: tuple[int, ...], sha256: str) -> None:
-        self.module = module.eval().requires_grad_(
-            False
-        )  # float RGB in [0, 1], [N, 3, H, W], to [N, *latent_shape]
+        super().__init__(module)
         self.latent_shape = latent_shape
         self.sha256 = sha256  # of its weights, which a checkpoint names
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        return self.module(images)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Trunk:
-        return self  # copies of a network differ in what is trainable only
+        return self.on(images.device)(images)
 
 
 class Backbone(nn.Module, ABC):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.backbones.adapter import Adapter
 from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig, Trunk
 from edge_hpcr.learner.backbones.weights import converted
 
@@ -134,21 +135,6 @@ def pretrained() -> nn.Sequential:
     return network.to(memory_format=torch.channels_last)
 
 
-class Adapter(nn.Module):
-    """A residual term that starts at zero: the features are the trunk's until learning changes them."""
-
-    def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.down = nn.Linear(size, hidden)
-        self.up = nn.Linear(hidden, size, bias=False)
-        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5), generator=generator)
-        nn.init.zeros_(self.down.bias)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.up(F.relu(self.down(x)))
-
-
 class EfficientNetLite0(Backbone):
     name = "efficientnet_lite0"
     default_size = 224
@@ -163,4 +149,4 @@ class EfficientNetLite0(Backbone):
         self.adapter = Adapter(HEAD, 128, torch.Generator().manual_seed(config.seed))
 
     def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
-        return self.adapter(inputs)
+        return inputs + self.adapter(inputs)

