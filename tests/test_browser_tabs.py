@@ -68,7 +68,7 @@ def test_several_samples_of_the_queue_are_labelled_at_once(app, browser):
     assert labels_of(app)["two"] == 12
     page.locator("#review-all").click()
     page.locator("#review-dismiss").click()
-    expect(page.locator("#review-empty")).to_contain_text("The queue is empty")
+    expect(page.locator("#review-empty", has_text="The queue is empty")).to_be_visible()
     assert queued(app) == 0
 
 
@@ -253,6 +253,35 @@ def test_what_is_typed_while_the_tab_still_loads_stays(app, browser, monkeypatch
     page.locator("#settings-save").click()
     expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 30")
     assert app.server.studio.workspace.settings.idle_steps == 7
+
+
+TYPE_AT_ONCE = """
+async ([selector, text]) => {
+  const soon = () => new Promise((then) => { const { port1, port2 } = new MessageChannel(); port1.onmessage = then; port2.postMessage(0); });
+  const field = () => document.querySelector(selector);
+  while (!field()?.offsetParent || field().readOnly) await soon();
+  const typed = field();
+  Object.getOwnPropertyDescriptor(Object.getPrototypeOf(typed), "value").set.call(typed, text);
+  typed.dispatchEvent(new Event("input", { bubbles: true }));
+  for (let frame = 0; frame < 20; frame++) await new Promise(requestAnimationFrame);
+  return field().value;
+}
+"""
+
+
+def test_what_is_typed_as_soon_as_a_field_can_be_seen_stays(app, browser):
+    page = open_page(browser, app)
+    for tab, field, text in (
+        ("Memory", "#memory-budget :is(input, textarea)", "1 MB"),
+        ("Benchmarks", "#benchmarks-limit input", "7"),
+        ("Settings", "#settings-micro-batch input", "7"),
+        ("Models", "#models-seconds input", "7"),
+    ):
+        page.evaluate(f"(typing) => {{ window.typed = ({TYPE_AT_ONCE})(typing); }}", [field, text])
+        go_to(page, tab)
+        if tab == "Models":
+            page.get_by_text("Publish by itself").click()
+        assert page.evaluate("window.typed") == text, tab
 
 
 def test_what_another_page_changes_back_is_shown(app, browser):

@@ -4,6 +4,8 @@ import { mountClasses } from "./classes.js";
 import { mountReview } from "./review.js";
 import { mountTeach } from "./teach.js";
 
+const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
+const OWN = Object.keys(mounts).map((name) => `#${name}`).join();
 const VISIBLE_MS = 200, HIDDEN_MS = 3000, LOST_MS = 1000;
 
 // The strip ----------------------------------------------------------------------------------------------------------
@@ -52,9 +54,27 @@ function showLost() {
   strip.replaceChildren(make("strong", {}, "Edge HPCR"), make("span", { class: "problem" }, "⚠ the program does not answer; this page goes on as soon as it does"));
 }
 
-// The heartbeat ------------------------------------------------------------------------------------------------------
+// Fields of Gradio's -------------------------------------------------------------------------------------------------
 
-const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
+const FRAMES = 4; // it takes Gradio two
+
+/** Gradio sets a field once more after it has put it into the page; what is typed before would be lost: it has to wait. */
+function holdFields(records) {
+  for (const node of records.flatMap((record) => [...record.addedNodes]))
+    for (const field of node.querySelectorAll?.("input, textarea") ?? [])
+      if (!field.readOnly && !field.closest(OWN)) {
+        field.readOnly = field.inert = true;
+        afterFrames(FRAMES, () => { field.readOnly = field.inert = false; });
+      }
+}
+
+function afterFrames(count, then) {
+  requestAnimationFrame(() => count > 1 ? afterFrames(count - 1, then) : then());
+}
+
+new MutationObserver(holdFields).observe(document.body, { childList: true, subtree: true });
+
+// The heartbeat ------------------------------------------------------------------------------------------------------
 
 function mount() {
   for (const [name, build] of Object.entries(mounts)) {
