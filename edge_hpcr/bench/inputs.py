@@ -10,6 +10,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Inputs:
         self._pictures = pictures
         self._encoder = Learner(replace(config, seed=0), device)  # whose trunk is any learner's
         self._folder = self._cache()
+        if self._folder is not None:
+            self._drop_stale(self._folder)
         self._of_class: dict[int, np.ndarray] = {}
         self._place = np.zeros(len(pictures.labels), np.int64)  # of a picture among those of its class
         for class_id in range(len(pictures.class_names)):
@@ -100,28 +103,34 @@ class Inputs:
         backbone = config.backbone.replace(":", "_").replace("/", "_")
         return cache_folder() / "latents" / f"{self._pictures.name}-{backbone}-{config.height}-{key}"
 
+    def _drop_stale(self, folder: Path) -> None:
+        """Remove latents of another version of the trunk, which answers a fixed picture otherwise."""
+        side = self._encoder.config.height
+        picture = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8)
+        answer = self._encoder.encode(picture)[:, 0]
+        path = folder / "answer.npy"
+        kept = _read(path)
+        if kept is not None and kept.shape == answer.shape and np.allclose(kept, answer, atol=1e-2):
+            return
+        with suppress(OSError):  # a disk that is full or may not be written
+            folder.mkdir(parents=True, exist_ok=True)
+            for stale in folder.glob("*.npy"):
+                stale.unlink(missing_ok=True)
+            _write(path, answer)
+
     def _kept(self, class_id: int) -> np.ndarray:
         """A class's latents, from the disk or for it."""
         assert self._folder is not None
         path = self._folder / f"{class_id}.npy"
         try:
             with locked(path.with_suffix(".lock"), f"{path} is being made", LONGEST_WAIT, remove=True):
-                latents = self._read(path, class_id)
-                if latents is None:
+                latents = _read(path)
+                if latents is None or len(latents) != len(self._members(class_id)):
                     latents = self._computed(class_id)
-                    file = io.BytesIO()
-                    np.save(file, latents)
-                    write_atomically(path, file.getvalue(), durable=False)
+                    _write(path, latents)
                 return latents
         except OSError:  # a disk that is full or may not be written
             return self._computed(class_id)
-
-    def _read(self, path: Path, class_id: int) -> np.ndarray | None:
-        try:
-            latents = np.load(path, mmap_mode="r")
-        except (FileNotFoundError, ValueError, EOFError):  # not made yet, or cut short by a power failure
-            return None
-        return latents if len(latents) == len(self._members(class_id)) else None
 
     def _computed(self, class_id: int) -> np.ndarray:
         own = self._members(class_id)
@@ -129,3 +138,16 @@ class Inputs:
         parts = np.array_split(own, -(-len(own) // BATCH))
         # Half of the bytes; the memory keeps even less.
         return np.concatenate([self._encoder.encode(self.images(part)).astype(np.float16) for part in parts])
+
+
+def _read(path: Path) -> np.ndarray | None:
+    try:
+        return np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):  # not made yet, or cut short by a power failure
+        return None
+
+
+def _write(path: Path, array: np.ndarray) -> None:
+    file = io.BytesIO()
+    np.save(file, array)
+    write_atomically(path, file.getvalue(), durable=False)
