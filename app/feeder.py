@@ -24,7 +24,7 @@ from edge_hpcr.live import feeder
 from edge_hpcr.live.feeder import Seen
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.stream import Frame, Stream, open_stream
+from edge_hpcr.stream import DEMONSTRATION, Frame, Stream, open_stream
 from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
@@ -97,6 +97,15 @@ class Feeder(feeder.Feeder):
             self.use(stream, labels != "none")
             self.spec, self._brings_labels = spec, labels != "none"
             self.problem = self._held = None
+
+    def leave(self) -> None:
+        """As always; of the demonstration, nothing stays that nobody has ever labelled."""
+        with self._lock:
+            name = self.stream.name if self.stream is not None else None
+            super().leave()
+            if name == DEMONSTRATION:
+                queued = self.workspace.journal.samples(state="queued", origin=name)
+                self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
 
     def _open(self, spec: str, labels: str) -> Stream:
         if spec == BROWSER:

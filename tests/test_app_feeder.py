@@ -44,6 +44,18 @@ def test_a_folder_waits_while_its_picture_is_held(feeder, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_demonstration_leaves_only_what_was_labelled(feeder):
+    journal = feeder.workspace.journal
+    feeder.choose("workbench:1")
+    wait_for(lambda: journal.counts().queued >= 2, "two frames in the queue")
+    sample = journal.queued()[0]
+    journal.label([sample.id], journal.create_class("labelled"))
+    feeder.choose("browser")
+    assert (journal.counts().queued, journal.counts().labels) == (0, 1)
+    assert feeder.workspace.image(sample.id).shape == (384, 512, 3)
+
+
+@pytest.mark.slow
 def test_a_few_labelled_files_of_a_watched_folder_are_labelled_soon(feeder, tmp_path):
     pictures(tmp_path / "inbox" / "cup", 3)
     feeder.choose(f"watch:{tmp_path / 'inbox'}", "folders")

@@ -74,7 +74,7 @@ class Bench:
         high, wide = _LARGE
         top, left = rng.integers(high - _HIGH), rng.integers(wide - _WIDE)
         piece = _surface(int(rng.integers(4)))[top : top + _HIGH, left : left + _WIDE]
-        image = piece[:: rng.choice([-1, 1]), :: rng.choice([-1, 1])] * rng.uniform(0.95, 1.2)
+        image = piece[:: rng.choice([-1, 1]), :: rng.choice([-1, 1])] * rng.uniform(1.0, 1.3)
         stain = np.clip(clouds(rng, (_HIGH, _WIDE), (150, 150), (40, 40)) * 3 - 1.9, 0, 1)
         marks = scratches(rng, (_HIGH, _WIDE), int(rng.integers(6, 22))) * rng.choice([-0.3, 0.25])
         image = image * (1 + marks - 0.16 * stain)[..., None]
