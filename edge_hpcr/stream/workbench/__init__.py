@@ -107,7 +107,6 @@ class Workbench(PacedStream):
 
     def _doing(self) -> tuple[str, str]:
         phase, message = super()._doing()
-        return (
-            phase,
-            message if phase == "closed" else f"{message}, now a {self._film.shows(max(self._next - 1, 0))}",
-        )
+        if phase != "live" or self._labelled:
+            return phase, message
+        return phase, f"{message}, now a {self._film.shows(max(self._next - 1, 0))}"

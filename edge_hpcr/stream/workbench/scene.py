@@ -128,7 +128,7 @@ def photograph(
 def lying(rng: Rng) -> Pose:
     """Somewhere near the middle, turned anyhow."""
     x, y = WIDTH / 2 + rng.uniform(-60, 60), HEIGHT / 2 + rng.uniform(-45, 45)
-    return Pose(x, y, float(rng.uniform(0, 2 * np.pi)), float(rng.uniform(0.72, 1.1)))
+    return Pose(x, y, float(rng.uniform(0, 2 * np.pi)), float(rng.uniform(0.78, 1.1)))
 
 
 def still(name: str, rng: Rng) -> np.ndarray:
