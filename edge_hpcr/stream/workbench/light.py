@@ -134,10 +134,15 @@ def put(image: np.ndarray, part: Sprite, pose: Pose, light: Light) -> None:
     x, y = (left + line[None, columns]) / 640 - 0.5, (top + line[rows, None]) / 640 - 0.375
     u = ((nx * cos - ny * sin) * 0.9 + x * 0.45 + 1) * ((_ROOM - 1) / 2)
     v = ((nx * sin + ny * cos) * 0.9 + y * 0.45 + 1) * ((_ROOM - 1) / 2)
-    shown = cv2.remap(light.room, u, v, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-    colour, matte = colour[rows, columns, :3], colour[rows, columns, 3:]
-    lit = colour * (shown[..., :3] + matte * (shown[..., 3:] * light.tint - shown[..., :3]))
-    target[:] = np.clip(target + cover[..., None] * (lit * 255 - target), 0, 255)
+    *reflected, dull = cv2.split(
+        cv2.remap(light.room, u, v, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    )
+    *colours, matte = cv2.split(colour[rows, columns])
+    # Channel by channel: numpy is slow where the last axis is short.
+    for channel, (tint, metal, own) in enumerate(zip(light.tint, reflected, colours, strict=True)):
+        lit = own * (metal + matte * (dull * tint - metal)) * 255
+        below = target[..., channel]
+        below[:] = np.clip(below + cover * (lit - below), 0, 255)
 
 
 def _shade(
