@@ -252,17 +252,26 @@ def test_a_methods_second_model_survives_a_checkpoint_as_ocm_needs(
 # SCR: classify by the nearest class mean ---------------------------------------------------------------------------
 
 
+class NearestMean(torch.nn.Module):
+    def __init__(self, means: Tensor) -> None:
+        super().__init__()
+        self.means = means
+
+    def forward(self, features: Tensor) -> Tensor:
+        return -torch.cdist(F.normalize(features, dim=1), self.means)
+
+
 class SCR(Method):
     """No proxies: contrasts samples with samples, and answers with the nearest mean of those in memory."""
 
     def loss(self, batch: Batch) -> Tensor:
         return losses.supervised_contrastive(batch.features, batch.labels, batch.tau)
 
-    def classifier(self, view: StepView, network: Network) -> Callable[[Tensor], Tensor]:
+    def classifier(self, view: StepView, network: Network) -> NearestMean:
         held = view.held.at(np.arange(len(view.held)))
         unit = F.normalize(network.features(view.to_device(held.inputs)), dim=1)
         means = torch.stack([unit[held.labels == column].mean(0) for column in range(network.num_classes)])
-        return lambda features: -torch.cdist(F.normalize(features, dim=1), means)
+        return NearestMean(means)
 
 
 def unit_features(learner: Learner, images: np.ndarray) -> np.ndarray:

@@ -189,6 +189,7 @@ class Learner:
         self.class_ids: list[int] = []
         self.step = 0
         self._lock = threading.RLock()
+        self.method.begin(self.view)
 
     # Classes ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +206,7 @@ class Learner:
         for network in self._networks():
             network.append_proxy(torch.from_numpy(proxy))
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
+        self.method.add_class()
         self.class_ids.append(class_id)
         return len(self.class_ids) - 1
 
@@ -217,6 +219,7 @@ class Learner:
         for network in self._networks():
             network.keep_proxies(kept)
         self.optimiser.follow_proxies(kept)
+        self.method.drop_class(column)
         del self.class_ids[column]
         return removed
 
@@ -259,9 +262,52 @@ class Learner:
         for class_id in new:
             self.add_class(class_id)
         columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
+        if self.method.closed_form:
+            return self._take_in(inputs, columns)
         if self.config.imprint:
             self._imprint(inputs, columns, [self.class_ids.index(class_id) for class_id in new])
         return self._step(lambda: (inputs, columns, self._choose_replay(inputs, columns)), ids, remember)
+
+    @torch.no_grad()
+    def _take_in(self, inputs: np.ndarray, columns: np.ndarray) -> StepReport:
+        """A step without a gradient. It reports how the class means classified the samples before they joined them."""
+        begun = time.perf_counter()
+        self.network.eval()
+        features, labels = (
+            self.network.features(self._plain(inputs)),
+            torch.from_numpy(columns).to(self.device),
+        )
+        logits = self.network.logits(features)
+        loss = F.cross_entropy(logits, labels)
+        if not torch.isfinite(loss):
+            raise LossNotFinite(
+                f"the features are not finite at step {self.step}: nothing was learned from them"
+            )
+        self.method.take_in(self.view, features, labels)
+        self._average_proxies_follow()
+        self.step += 1
+        correct = int((logits.argmax(1) == labels).sum())
+        return StepReport(self.step - 1, float(loss), correct, 0, time.perf_counter() - begun)
+
+    @_exclusive
+    @torch.no_grad()
+    def unlearn(self, images: np.ndarray, labels: Any) -> bool:
+        """Undo what `observe` learned from these; False if the method cannot, because it learns by gradients."""
+        if not self.method.closed_form:
+            return False
+        inputs = self.encode(images)
+        columns = [
+            self.column(class_id) for class_id in whole_numbers(labels, len(inputs), "class ids").tolist()
+        ]
+        self.network.eval()
+        features = self.network.features(self._plain(inputs))
+        self.method.take_out(self.view, features, torch.tensor(columns, device=self.device))
+        self._average_proxies_follow()
+        return True
+
+    def _average_proxies_follow(self) -> None:
+        if self.average is not None:
+            self.average.network.proxies.copy_(self.network.proxies)
 
     @_exclusive
     def encode(self, images: np.ndarray) -> np.ndarray:
@@ -491,6 +537,12 @@ class Learner:
             similarity.append(network.similarities(features).amax(1).cpu().numpy())
         ids = np.array(self.class_ids, dtype=np.int64)
         return Prediction(np.concatenate(scores), np.concatenate(similarity), ids)
+
+    @_exclusive
+    def byte_breakdown(self) -> dict[str, int]:
+        """The memory's bytes by kind, and those that the method keeps beside it."""
+        held, kept = self.memory.byte_breakdown(), self.method.bytes()
+        return held | {"method": kept, "total": held["total"] + kept}
 
     # Checkpoints --------------------------------------------------------------------------------------------------
 

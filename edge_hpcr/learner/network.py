@@ -3,6 +3,8 @@
 `z = h(x)` is `Network.features`, `o = f(z)` is `Network.logits`; one trainable proxy stands for one class.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,3 +67,36 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.features(self.inputs(images))
         return self.logits(features), features
+
+
+class Unit(nn.Module):
+    """Directions: every feature of length one."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.normalize(features, dim=1)
+
+
+class Classifier(nn.Module):
+    """Class scores from features, `o = W lift(z) + b`, apart from the network that they were taken from."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, lift: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.lift = lift
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def by_proxies(cls, network: Network) -> Classifier:
+        """What `Network.logits` says."""
+        return cls(Unit(), F.normalize(network.proxies.detach(), dim=1) / network.tau)
+
+    def keep(self, columns: list[int]) -> None:
+        """Keep the classes of these columns, in this order."""
+        self.weight = self.weight[columns]
+        self.bias = None if self.bias is None else self.bias[columns]
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(self.lift(features), self.weight, self.bias)

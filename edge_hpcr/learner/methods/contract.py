@@ -6,17 +6,16 @@ replay at random, offer everything to the reservoir, follow the gradient, classi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_hpcr.learner.memory import Replay, ReplayMemory
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.network import Classifier, Network
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class HeldSamples:
     """The memory as a method may use it: draw, look and edit, but neither add nor remove."""
 
     def __init__(self, memory: ReplayMemory) -> None:
+        self.budget = memory.config.bytes  # None: the memory counts samples
         self._count = memory.__len__
         self.sample = memory.sample
         self.at = memory.at
@@ -95,8 +95,10 @@ class NoConfig:
     """Of a method without hyper-parameters."""
 
 
-class Method(ABC):
+class Method:
     """One way of learning. A subclass gives `name` and `loss`; the hooks serve the methods of the paper's table.
+
+    One with `closed_form` has no loss: its `take_in` learns, and the network stays as it is.
 
     A class without a `name` of its own is a helper, not a method.
     """
@@ -107,6 +109,7 @@ class Method(ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
     uses_memory: ClassVar[bool] = True
+    closed_form: ClassVar[bool] = False
     stores_logits: ClassVar[bool] = False
     stores_features: ClassVar[bool] = False
     # A reference row that sees the whole data shuffled instead of task by task, and how often.
@@ -127,9 +130,20 @@ class Method(ABC):
         chosen = cls.paper_options.get(dataset, {})
         return {key: value for key, value in chosen.items() if key in cls.options()}
 
-    @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def begin(self, view: StepView) -> None:
+        """Before the first class; a restored learner loads its state afterwards."""
+
+    def take_in(self, view: StepView, features: Tensor, columns: Tensor) -> None:
+        """Learn from features without a gradient, and say in `view.network.proxies` where the classes are now."""
+        raise NotImplementedError(f"{type(self).__name__} learns by its loss")
+
+    def take_out(self, view: StepView, features: Tensor, columns: Tensor) -> None:
+        """Undo `take_in` of these samples."""
+        raise NotImplementedError(f"{type(self).__name__} learns by its loss")
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
@@ -151,13 +165,23 @@ class Method(ABC):
     def after_step(self, view: StepView, batch: Batch) -> None:
         """After the weights and the memory changed (OCM refreshes its second model, ER-WA and OBC correct weights)."""
 
-    def classifier(self, view: StepView, network: Network) -> Callable[[Tensor], Tensor]:
-        """A function from features to class scores (before the softmax) for predictions with this network.
+    def add_class(self) -> None:
+        """A class has come; its column is the last."""
 
-        Called between two steps; the function may be used during later ones, so it holds all that it needs (SCR
-        computes its class means here).
+    def drop_class(self, column: int) -> None:
+        """A class has left; the columns behind it move up."""
+
+    def classifier(self, view: StepView, network: Network) -> nn.Module:
+        """From features to class scores (before the softmax), for predictions with this network and for its export.
+
+        Called between two steps; it may be used during later ones, so it holds all that it needs (SCR computes its
+        class means here). What is to be exported is a `Classifier`.
         """
-        return network.logits
+        return Classifier.by_proxies(network)
+
+    def bytes(self) -> int:
+        """What it keeps beside the memory and the network, as `state` says."""
+        return sum(tensor.nbytes for tensor in self.state().values())
 
     def state(self) -> dict[str, Tensor]:
         """Tensors of its own that a checkpoint must keep (a second model's weights)."""
