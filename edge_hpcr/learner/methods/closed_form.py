@@ -1,0 +1,78 @@
+"""What the closed-form methods share: statistics of the features of a network that stays as it is.
+
+No loss is minimised and no sample is kept. The statistics are sums over samples: any order of the samples gives the same
+classifier, up to rounding, and a sample can be taken out again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edge_hpcr.learner.methods.contract import Method, StepView
+from edge_hpcr.learner.network import Classifier, Network
+
+
+class ClosedForm(Method):
+    """Keeps the number of samples of each class and the sum of their directions, which is the class's proxy.
+
+    A subclass that keeps more extends `KEPT`, `begin`, `change` and the two hooks of classes, and solves its equations
+    in `solve`: when somebody asks, and not after every sample.
+    """
+
+    uses_memory = False
+    closed_form = True
+    KEPT: tuple[str, ...] = ("counts", "sums")  # the attributes that are its state
+
+    counts: Tensor  # int64 [C]
+    sums: Tensor  # float32 [C, D]
+    _solved: Classifier | None = None
+
+    def begin(self, view: StepView) -> None:
+        self.counts = torch.zeros(0, dtype=torch.int64, device=view.device)
+        self.sums = torch.zeros(0, view.network.feature_size, device=view.device)
+
+    def add_class(self) -> None:
+        self._solved = None
+        self.counts = F.pad(self.counts, (0, 1))
+        self.sums = F.pad(self.sums, (0, 0, 0, 1))
+
+    def drop_class(self, column: int) -> None:
+        self._solved = None
+        self.counts = without(self.counts, column)
+        self.sums = without(self.sums, column)
+
+    def take_in(self, view: StepView, features: Tensor, columns: Tensor) -> None:
+        self.change(view, F.normalize(features, dim=1), columns, 1)
+
+    def take_out(self, view: StepView, features: Tensor, columns: Tensor) -> None:
+        self.change(view, F.normalize(features, dim=1), columns, -1)
+
+    def change(self, view: StepView, directions: Tensor, columns: Tensor, sign: int) -> None:
+        """Add samples to the statistics (`sign` 1) or subtract them (-1)."""
+        self._solved = None
+        self.counts.index_add_(0, columns, torch.full_like(columns, sign))
+        self.sums.index_add_(0, columns, directions, alpha=sign)
+        self.sums[self.counts == 0] = 0  # not what rounding left of a class's last sample
+        view.network.proxies.copy_(F.normalize(self.sums, dim=1))
+
+    def classifier(self, view: StepView, network: Network) -> nn.Module:
+        if self._solved is None:
+            self._solved = self.solve(network)
+        return self._solved
+
+    def solve(self, network: Network) -> Classifier:
+        return Classifier.by_proxies(network)
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.KEPT}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._solved = None
+        for name in self.KEPT:
+            setattr(self, name, state[name])
+
+
+def without(tensor: Tensor, row: int) -> Tensor:
+    return torch.cat([tensor[:row], tensor[row + 1 :]])
