@@ -59,24 +59,24 @@ def gather(studio: Studio) -> Samples:
         replay = memory.at(np.random.default_rng(0).permutation(len(memory))[:MOST_REMEMBERED])
         return replay.inputs, np.array(live.learner.class_ids, np.int64)[replay.labels], live.learner.step
 
-    images, classes, step = studio.between_steps(remembered)
+    inputs, classes, step = studio.between_steps(remembered)
+    parts = [live.predictor.features(inputs[at : at + BATCH]) for at in range(0, len(inputs), BATCH)]
     tests = list(islice(held_out(live), MOST_HELD_OUT))
-    if tests:
-        images = np.concatenate([images, np.stack([image for _, _, image in tests])])
-        classes = np.concatenate([classes, np.array([class_id for _, class_id, _ in tests], np.int64)])
-    parts = [live.predictor.features(images[at : at + BATCH]) for at in range(0, len(images), BATCH)]
+    for at in range(0, len(tests), BATCH):
+        parts.append(live.predictor.features(np.stack([kept for _, _, kept in tests[at : at + BATCH]])))
+    classes = np.concatenate([classes, np.array([class_id for _, class_id, _ in tests], np.int64)])
     proxies, proxy_classes = live.predictor.proxies()
     features = np.concatenate(parts) if parts else np.empty((0, proxies.shape[1]), np.float32)
-    untrained = np.arange(len(images)) >= len(images) - len(tests)
+    untrained = np.arange(len(classes)) >= len(inputs)
     return Samples(_unit(features), classes, untrained, _unit(proxies), proxy_classes, step)
 
 
 def held_out(live: LiveLearner, only: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Held-out samples, of one class or of all: number, class and image, each image read when it is needed."""
+    """Held-out samples, of one class or of all: number, class and what the network sees, each read when it is needed."""
     ids = held_out_ids(live.workspace)
     for sample_id, class_id in ((i, c) for i, c in ids.items() if only in (None, c)):
         with suppress(UserError):  # deleted a moment ago
-            yield sample_id, class_id, live.prepare(live.workspace.image(sample_id))
+            yield sample_id, class_id, live.inputs_of(sample_id)
 
 
 def pca(samples: Samples) -> Places:

@@ -144,6 +144,8 @@ class Studio:
                 for each, digest in zip(fresh, digests, strict=True)
             ]
             with self.workspace.taking(taken) as ids:
+                for frame, sample_id in zip(fresh, ids, strict=True):
+                    self.live.name_sample(sample_id, frame.image)
                 class_id = find_class()  # in the same transaction: a failure leaves no new class behind
                 event = self.journal.label([*(each.sample_id or 0 for each in known), *ids], class_id)
             for frame, sample_id in zip(fresh, ids, strict=True):
@@ -288,7 +290,7 @@ class Studio:
         """Change settings and keep them; some take effect at the next start only."""
         if "device" in changes:
             resolve_device(str(changes["device"]))  # refused now, and not at the next start
-        if {"image_size", "method"} & changes.keys():
+        if {"backbone", "weights", "image_size", "method"} & changes.keys():
             settings = self._change_learner(changes)
         else:
             settings = self.workspace.change_settings(**changes)
@@ -297,7 +299,7 @@ class Studio:
         return settings
 
     def _change_learner(self, changes: dict[str, object]) -> Settings:
-        """Change the size or the method, and with it the network: only as long as it has learned nothing."""
+        """Change what the network is made from: only as long as it has learned nothing."""
 
         def change() -> Settings:
             before = {name: getattr(self.workspace.settings, name) for name in changes}

@@ -20,6 +20,7 @@ import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from process_parts import started
 from sklearn.datasets import load_sample_images
+from workspace_parts import FROM_SCRATCH
 
 from app.server import Server
 from edge_hpcr.workspace.folder import Workspace
@@ -79,9 +80,8 @@ class OwnServer:
         self.port = free_port()
         if not workspace.exists():
             with Workspace.open(workspace) as fresh:
-                fresh.change_settings(
-                    idle_steps=20
-                )  # rehearsal takes a core, of which a test machine has few
+                # Rehearsal takes a core, of which a test machine has few.
+                fresh.change_settings(**FROM_SCRATCH, idle_steps=20)
         self.server = Server(workspace, port=self.port, **options)
         self.address = self.server.start().rstrip("/")
 

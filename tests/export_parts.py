@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from workspace_parts import SMALL
 
 from edge_hpcr.bench.datasets import load
 from edge_hpcr.learner.learner import Learner, LearnerConfig
@@ -162,7 +163,7 @@ class Teaching:
         self.digits = load("digits")
         self.workspace = Workspace.open(path)
         self.workspace.change_settings(
-            **{"image_size": 8, "idle_steps": 0, "threads": 1, "memory_bytes": 60_000, **settings}
+            **{**SMALL, "idle_steps": 0, "threads": 1, "memory_bytes": 60_000, **settings}
         )
         self.path, self.exports = path, self.workspace.layout.exports
         with_template(self.exports)

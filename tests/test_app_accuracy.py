@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from workspace_parts import SMALL
 
 from app.feature_map import PCA, TSNE, FeatureMap, Samples, gather, pca
 from app.studio import Studio
@@ -21,9 +22,7 @@ NASTY = "<b>mug</b> & ${value}"
 def taught(tmp_path_factory, digits):
     """A workspace of 8x8 digits that has learned three classes and tested itself on the held-out samples."""
     with Workspace.open(tmp_path_factory.mktemp("accuracy") / "w") as workspace:
-        workspace.change_settings(
-            image_size=8, idle_steps=0, threads=1, memory_bytes=60_000, held_out_share=0.4
-        )
+        workspace.change_settings(**SMALL, idle_steps=0, threads=1, memory_bytes=60_000, held_out_share=0.4)
         studio = Studio(workspace)
         studio.live.start()
         for digit, name in enumerate(("stapler", NASTY, "scissors")):
@@ -41,7 +40,7 @@ def taught(tmp_path_factory, digits):
 @pytest.fixture
 def empty_studio(tmp_path):
     with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(image_size=8, threads=1, memory_bytes=60_000)
+        workspace.change_settings(**SMALL, threads=1, memory_bytes=60_000)
         yield Studio(workspace)
 
 
@@ -227,7 +226,7 @@ def test_a_map_is_made_once_for_all_pages_until_the_learner_moves_on(taught):
 
 def test_a_map_of_nothing_says_how_many_samples_it_needs(tmp_path):
     with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(image_size=8, threads=1, memory_bytes=60_000)
+        workspace.change_settings(**SMALL, threads=1, memory_bytes=60_000)
         studio = Studio(workspace)
         studio.live.start()
         assert "needs 3 labelled samples" in FeatureMap(studio).draw(PCA, {}, {})

@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 from browser_parts import wait_for
+from workspace_parts import SMALL
 
 from app.feeder import FRAMES_KEPT, RECENTLY_HELD_KEPT, Feeder
 from edge_hpcr.common.errors import UserError
@@ -14,6 +15,7 @@ from edge_hpcr.workspace.folder import Workspace
 @pytest.fixture
 def feeder(tmp_path):
     with Workspace.open(tmp_path / "workspace") as workspace:
+        workspace.change_settings(**SMALL)
         live = LiveLearner(workspace)
         live.start()
         feeder = Feeder(workspace, live)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from workspace_parts import SMALL
 
 from app.studio import Studio
 from app.tabs import memory as tab
@@ -37,7 +38,7 @@ def running(path, digits=None):
     """A workspace and its learner, perhaps taught thirty samples of one class and ten of another."""
     with Workspace.open(path) as workspace:
         workspace.change_settings(
-            image_size=8, idle_steps=0, threads=1, memory_bytes=BUDGET, held_out_share=0.0, averaged=False
+            **SMALL, idle_steps=0, threads=1, memory_bytes=BUDGET, held_out_share=0.0, averaged=False
         )
         studio = Studio(workspace)
         studio.live.start()
@@ -106,7 +107,7 @@ def test_the_papers_figures_are_those_of_its_own_sizes(dataset, side, features, 
 
 
 def test_the_overhead_stands_beside_the_papers_figures(looked_at):
-    text = tab.overhead_text(held(looked_at)["overhead"])
+    text = tab.overhead_text(held(looked_at))
     numbers = (192 + 160 + 2) / 192
     assert f"<b>{numbers:.2f}</b>" in text
     assert "CIFAR10 1.06, CIFAR100 1.08, MiniImageNet 1.03, TinyImageNet 1.07" in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from workspace_parts import SMALL
 
 from app import actions, review
 from app.feeder import Shown, encoded
@@ -29,7 +30,7 @@ def perform(studio, action):
 def studio(tmp_path):
     """A workspace with its learner, which is not started: nothing here waits for it."""
     with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(image_size=8, memory_bytes=40_000, threads=1)
+        workspace.change_settings(**SMALL, memory_bytes=40_000, threads=1)
         yield Studio(workspace)
 
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from workspace_parts import SMALL
 
 from app.studio import Studio
 from app.tabs import settings as tab
@@ -15,7 +16,7 @@ from edge_hpcr.workspace.settings import Settings
 @pytest.fixture
 def studio(tmp_path):
     workspace = Workspace.open(tmp_path / "w")
-    workspace.change_settings(image_size=8, idle_steps=0, threads=1, memory_bytes=60_000)
+    workspace.change_settings(**SMALL, idle_steps=0, threads=1, memory_bytes=60_000)
     one = Studio(workspace)
     one.live.start()
     yield one
@@ -75,9 +76,10 @@ def test_saved_settings_are_on_disk_and_the_answer_says_when_they_count(studio):
         ("device", "toaster", "device"),
         ("device", "mps", "no Apple GPU"),  # the next start would refuse it
         ("method", "magic", "unknown method"),
-        ("image_size", 4, "at least 8"),
+        ("image_size", 4, "image_size 4: with the backbone reduced_resnet18 give 8 to 256"),
         ("image_size", 200, "cannot hold one sample"),
-        ("image_size", 512, "at most 256"),
+        ("image_size", 512, "give 8 to 256"),
+        ("backbone", "magic", "unknown backbone"),
     ],
 )
 def test_one_wrong_value_is_refused_by_name_and_nothing_is_saved(studio, name, value, message):

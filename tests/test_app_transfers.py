@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from PIL import Image
 from starlette.applications import Starlette
+from workspace_parts import SMALL
 
 from app import transfers
 from app.routes import routes
@@ -103,7 +104,7 @@ def app(tmp_path, monkeypatch):
     temporary.mkdir()
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(temporary))
     with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(image_size=8, memory_bytes=40_000, threads=1)
+        workspace.change_settings(**SMALL, memory_bytes=40_000, threads=1)
         with closing(App(workspace, temporary)) as made:
             yield made
 

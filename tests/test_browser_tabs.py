@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for
 from playwright.sync_api import Page, expect
+from workspace_parts import SMALL
 
 from app.feeder import encoded
 from app.tabs import settings as settings_tab
@@ -24,7 +25,7 @@ def app(tmp_path):
     """Three kinds of digits, twelve of each with a label, and nine in the queue."""
     with Workspace.open(tmp_path / "workspace") as workspace:
         workspace.change_settings(
-            source="browser", image_size=8
+            source="browser", **SMALL
         )  # a camera that nobody has: no new frames disturb the counts
     with running(tmp_path / "workspace") as app:
         studio = app.server.studio

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from workspace_parts import SMALL
 
 from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
@@ -19,9 +20,7 @@ from edge_hpcr.workspace.records import NewSample
 @pytest.fixture
 def feeder(tmp_path):
     with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(
-            image_size=8, idle_steps=0, threads=1, gate_per_second=1000.0, gate_distance=0
-        )
+        workspace.change_settings(**SMALL, idle_steps=0, threads=1, gate_per_second=1000.0, gate_distance=0)
         live = LiveLearner(workspace)
         live.start()
         feeder = Feeder(workspace, live)

@@ -25,7 +25,7 @@ from edge_hpcr.stream.contract import Stream
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.records import Counts
 
-SMALL = ["--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]
+SMALL = ["--set", "backbone=reduced_resnet18", "--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]
 PATIENCE = 120.0
 
 
@@ -126,7 +126,10 @@ def _until(condition):
         (["--source", "digits", "--budget", "lots"], "'lots' is not a size"),
         (["--source", "digits", "--set", "speed=1"], "unknown setting 'speed'"),
         (["--source", "digits", "--set", "idle_share=2"], "setting idle_share 2"),
-        (["--source", "digits", "--size", "4"], "setting image_size 4"),
+        (
+            ["--source", "digits", "--size", "4"],
+            "setting image_size 4: with the backbone efficientnet_lite0 give 32",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, capsys, options, says):

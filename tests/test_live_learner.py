@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from workspace_parts import SMALL
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import checkpoints
@@ -26,7 +27,7 @@ class Bench:
 
     def __init__(self, path, digits, **settings):
         self.path, self.digits = path, digits
-        self.settings = {"image_size": 8, "idle_steps": 0, "threads": 1, "memory_bytes": 40_000, **settings}
+        self.settings = {**SMALL, "idle_steps": 0, "threads": 1, "memory_bytes": 40_000, **settings}
         self.next = 0
         self.open()
 

@@ -28,14 +28,28 @@ def test_settings_counted_in_bytes_take_sizes_as_people_write_them(tmp_path, nam
 
 
 def test_settings_that_a_file_does_not_name_have_their_defaults(tmp_path):
-    (tmp_path / "settings.json").write_text('{"format": 1, "queue_samples": 7}')
+    (tmp_path / "settings.json").write_text('{"format": 2, "queue_samples": 7}')
     assert Settings.load(tmp_path / "settings.json") == Settings(queue_samples=7)
+
+
+def test_a_workspace_of_an_older_version_goes_on_with_the_network_that_it_had(tmp_path):
+    path = tmp_path / "settings.json"
+    path.write_text('{"format": 1, "memory_bytes": 5000}')
+    old = Settings.load(path)
+    assert (old.backbone, old.image_size, old.codec, old.memory_bytes) == (
+        "reduced_resnet18",
+        32,
+        "raw",
+        5000,
+    )
+    new = Settings()
+    assert (new.backbone, new.image_size, new.codec) == ("efficientnet_lite0", 0, "auto")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("image_size", 4, "image_size 4: give at least 8 and at most 256"),
+        ("image_size", -1, "image_size -1: give at least 0 and at most 1024"),
         ("image_size", 32.0, "image_size 32.0: give a whole number"),
         ("image_size", True, "image_size True: give a whole number"),
         ("memory_bytes", 0, "memory_bytes 0: give at least 1"),
@@ -45,7 +59,12 @@ def test_settings_that_a_file_does_not_name_have_their_defaults(tmp_path):
         ("idle_share", float("nan"), "idle_share nan: give a number"),
         ("gate_per_second", float("inf"), "gate_per_second inf: give a number"),
         ("averaged", 1, "averaged 1: give true or false"),
-        ("codec", "gif", "unknown setting codec 'gif': choose one of raw, webp, jpeg, png"),
+        ("codec", "gif", "unknown setting codec 'gif': choose one of auto, raw, webp, jpeg, png"),
+        (
+            "backbone",
+            "resnet",
+            "unknown backbone 'resnet': choose one of efficientnet_lite0, reduced_resnet18",
+        ),
         ("device", "tpu", "unknown setting device 'tpu'"),
         ("method", "magic", "unknown method 'magic': choose one of hpcr"),
         ("method", None, "method None: give a text"),
@@ -67,7 +86,7 @@ def test_a_bad_value_is_refused_by_name_in_a_call_and_in_a_file(tmp_path, name, 
         ("{", "are damaged .*remove it to start with the defaults"),
         ("[1]", "a JSON object"),
         (b"\xff\xfe", "are damaged"),
-        ('{"format": 2, "version": "9.1"}', r"format 2, this version .* \(9.1\) or a newer version"),
+        ('{"format": 3, "version": "9.1"}', r"format 3, this version .* \(9.1\) or a newer version"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused(tmp_path, content, message):
@@ -78,14 +97,14 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path, content, message):
 
 
 def test_an_unknown_setting_is_refused_when_it_is_given(tmp_path):
-    with pytest.raises(UserError, match="unknown setting 'colour': choose one of image_size"):
+    with pytest.raises(UserError, match="unknown setting 'colour': choose one of backbone"):
         Settings().replace(colour=1)
 
 
 def test_a_setting_of_a_newer_version_is_reported_and_kept(tmp_path):
     path = tmp_path / "w" / "settings.json"
     Workspace.open(path.parent).close()
-    path.write_text(json.dumps({"format": 1, "colour": ["#123456"], "queue_samples": 7}))
+    path.write_text(json.dumps({"format": 2, "colour": ["#123456"], "queue_samples": 7}))
     with Workspace.open(path.parent) as workspace:
         assert workspace.report == [
             f"settings {path}: this version does not know colour; kept, without effect"

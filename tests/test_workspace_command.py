@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process_parts import started
+from workspace_parts import SMALL
 
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.files import locked
@@ -483,7 +484,7 @@ def test_without_a_learner_the_newest_checkpoint_speaks(run, path):
 @pytest.mark.slow
 def test_a_real_learner_is_seen_while_it_runs_and_after_it_has_stopped(run, path):
     with Workspace.open(path) as workspace:
-        workspace.change_settings(image_size=8, idle_steps=0, memory_bytes=100_000, device="cpu")
+        workspace.change_settings(**SMALL, idle_steps=0, memory_bytes=100_000, device="cpu")
         live = LiveLearner(workspace)
         live.start()
         try:

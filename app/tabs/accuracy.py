@@ -192,7 +192,7 @@ def cell_samples(studio: Studio, true: int, said: int, most: int = MOST_IMAGES) 
     found: list[int] = []
     samples = held_out(studio.live, true)
     while len(found) < most and (batch := list(islice(samples, BATCH))):
-        prediction = studio.live.predictor.predict(np.stack([image for _, _, image in batch]))
+        prediction = studio.live.predictor.predict(np.stack([inputs for _, _, inputs in batch]))
         answers = prediction.class_ids[prediction.scores.argmax(1)]
         found += [sample_id for (sample_id, *_), answer in zip(batch, answers, strict=True) if answer == said]
     return found[:most]

@@ -19,7 +19,7 @@ from app.tabs.parts import QUIET, Shown, follow_when_shown, saying_errors
 from app.tabs.settings import size_text
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.units import format_bytes, parse_bytes
-from edge_hpcr.learner.codec import CODECS, encode, typical_bytes
+from edge_hpcr.learner.codec import CODECS, LATENT, encode, typical_bytes
 from edge_hpcr.learner.rows import slot_overhead
 
 MOST_THUMBNAILS = 24
@@ -28,7 +28,7 @@ ALL = "all classes"
 # The paper's table "The memory (data) on different datasets for HPCR": numbers kept per sample, over those of its image.
 PAPER_OVERHEAD = {"CIFAR10": 1.06, "CIFAR100": 1.08, "MiniImageNet": 1.03, "TinyImageNet": 1.07}
 PARTS = (
-    ("images", "#0072b2", ("image",)),
+    ("{kept}s", "#0072b2", ("image",)),
     ("features", "#e69f00", ("features",)),
     ("logits", "#cc79a7", ("logits",)),
     ("labels and bookkeeping", "#009e73", ("label", "bookkeeping")),
@@ -38,7 +38,9 @@ ENCODINGS = {
     "webp": "webp: pixels change a little",
     "jpeg": "jpeg: pixels change a little",
     "png": "png: packed, pixels stay as they are",
+    LATENT: "latent: what the frozen part of the network says of an image",
 }
+PLACEHOLDER = '<span class="memory-gone" role="img" aria-label="{text}" title="{text}">no picture</span>'
 INTRODUCTION = (
     "The memory is a fair sample of everything that was taught, kept for replay inside a fixed budget. When it is full, "
     "each new sample takes the place of a random other one."
@@ -51,10 +53,15 @@ NOTHING_HELD = (
 # What it is now -------------------------------------------------------------------------------------------------------
 
 
+def kept(codec: str) -> str:
+    """What the memory keeps of a sample, besides logits and features."""
+    return "latent" if codec == LATENT else "image"
+
+
 def budget_bar(facts: dict[str, Any]) -> str:
     """The status's facts about the memory as one bar in bytes."""
-    sizes, budget = facts["bytes"], facts["budget"]
-    used = [(name, colour, sum(sizes[key] for key in keys)) for name, colour, keys in PARTS]
+    sizes, budget, what = facts["bytes"], facts["budget"], kept(facts["codec"])
+    used = [(name.format(kept=what), colour, sum(sizes[key] for key in keys)) for name, colour, keys in PARTS]
     parts = [(*part, format_bytes(part[2])) for part in used]
     title = (
         f"{format_bytes(sizes['total'])} of {format_bytes(budget)} used by "
@@ -63,12 +70,13 @@ def budget_bar(facts: dict[str, Any]) -> str:
     return stacked_bar(parts, budget, title, format_bytes(max(0, budget - sizes["total"])))
 
 
-def overhead_text(overhead: dict[str, float]) -> str:
+def overhead_text(facts: dict[str, Any]) -> str:
     """What logits and features add here, and the paper's figures for its datasets."""
+    overhead, what = facts["overhead"], kept(facts["codec"])
     paper = ", ".join(f"{name} {ratio:.2f}" for name, ratio in PAPER_OVERHEAD.items())
     return (
-        "<p>HPCR keeps logits and features with every image. Counted in numbers, as the paper counts, a sample here takes "
-        f"<b>{overhead['numbers']:.2f}</b> times its image; in real bytes, with 16-bit logits and features, it takes "
+        f"<p>HPCR keeps logits and features with every {what}. Counted in numbers, as the paper counts, a sample here takes "
+        f"<b>{overhead['numbers']:.2f}</b> times its {what}; in real bytes, with 16-bit logits and features, it takes "
         f"<b>{overhead['bytes']:.2f}</b> times what it would without them. "
         f"The paper's figures, in numbers: {paper} "
         "(HPCR, table “The memory (data) on different datasets for HPCR”).</p>"
@@ -90,7 +98,7 @@ class Content:
 
     counts: dict[int, int]  # samples, by class id
     ids: list[int]
-    images: np.ndarray
+    images: np.ndarray | None  # None: the memory keeps latents, which show nothing
     classes: list[int]
 
 
@@ -105,7 +113,8 @@ def look_into(studio: Studio, class_id: int | None, most: int, seed: int = 0) ->
         # Not the memory's generator: drawing from it would change what it learns next.
         chosen = np.random.default_rng(seed).permutation(slots)[:most]
         replay = memory.at(chosen)
-        return Content(counts, replay.ids.tolist(), replay.inputs, own[chosen].tolist())
+        images = None if memory.config.codec == LATENT else replay.inputs
+        return Content(counts, replay.ids.tolist(), images, own[chosen].tolist())
 
     return studio.between_steps(look)
 
@@ -115,16 +124,22 @@ def thumbnails(studio: Studio, content: Content, classes: Sequence[ClassLook]) -
         return empty("There is nothing of it in the memory now.")
     names = {look.id: look.name for look in classes}
     pictures = []
-    for sample_id, image, class_id in zip(content.ids, content.images, content.classes, strict=True):
+    for place, (sample_id, class_id) in enumerate(zip(content.ids, content.classes, strict=True)):
         name = escape(names.get(class_id, f"class {class_id}"))
         source, text = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
-        if not _has_file(studio, sample_id):
-            source = f"data:image/png;base64,{base64.b64encode(encode(image, 'png')).decode()}"
-            text += ", the memory's own copy"
-        pictures.append(
-            f'<figure><img src="{source}" loading="lazy" alt="{text}" title="{text}"><figcaption>{name}</figcaption></figure>'
-        )
+        if _has_file(studio, sample_id):
+            picture = _picture(source, text)
+        elif content.images is None:
+            picture = PLACEHOLDER.format(text=f"{text}, its picture was dropped to keep the disk budget")
+        else:
+            copied = base64.b64encode(encode(content.images[place], "png")).decode()
+            picture = _picture(f"data:image/png;base64,{copied}", f"{text}, the memory's own copy")
+        pictures.append(f"<figure>{picture}<figcaption>{name}</figcaption></figure>")
     return f'<div class="memory-pictures">{"".join(pictures)}</div>'
+
+
+def _picture(source: str, text: str) -> str:
+    return f'<img src="{source}" loading="lazy" alt="{text}" title="{text}">'
 
 
 def _has_file(studio: Studio, sample_id: int) -> bool:
@@ -146,7 +161,7 @@ class Costs:
     budget: int
     codec: str
     fixed: int  # bytes per sample, beside its image, with the present encoding
-    image_bytes: dict[str, int]  # of an average image, by encoding
+    image_bytes: dict[str, int]  # of an average image, by encoding that can be chosen
     guessed: bool  # no image is held yet
 
     def row_bytes(self, codec: str) -> int:
@@ -203,6 +218,8 @@ def measure(studio: Studio) -> Costs:
         return costs, config.quality, memory.at(slots).inputs, memory.input_shape, total
 
     costs, quality, images, shape, total = studio.between_steps(look)
+    if costs.codec == LATENT:  # the network decides, and every latent has the same size
+        return replace(costs, image_bytes={LATENT: typical_bytes(shape, LATENT)}, guessed=False)
     if costs.guessed:
         return replace(costs, image_bytes={codec: typical_bytes(shape, codec) for codec in CODECS})
     sizes = {codec: sum(len(encode(image, codec, quality)) for image in images) for codec in CODECS}
@@ -217,7 +234,7 @@ def plan_text(wanted: Plan) -> str:
         classes = "one sample" if costs.classes <= 1 else f"one sample of each of {costs.classes} classes"
         return (
             f"{format_bytes(wanted.budget)} is too little: {classes} needs about {format_bytes(wanted.smallest)} "
-            f"as {wanted.codec}. Give a larger budget, or choose a smaller encoding."
+            f"as {wanted.codec}. Give a larger budget{'' if wanted.codec == LATENT else ', or choose a smaller encoding'}."
         )
     guess = " This is a guess until the first image is held." if costs.guessed else ""
     now = f"The memory holds {costs.samples:,} now"
@@ -232,7 +249,7 @@ def plan_text(wanted: Plan) -> str:
 def preview(wanted: Plan) -> str:
     """The sentence, and every encoding beside the chosen one."""
     costs, rows = wanted.costs, []
-    for codec in CODECS:
+    for codec in costs.image_bytes:
         each = Plan(costs, wanted.budget, codec)
         said = (("chosen", codec == wanted.codec), ("now", codec == costs.codec))
         marks = ", ".join(word for word, true in said if true)
@@ -246,7 +263,7 @@ def preview(wanted: Plan) -> str:
     return (
         f'<p{warning} role="status">{escape(plan_text(wanted))}</p><div class="memory-table"><table>'
         f"<caption>About what {format_bytes(wanted.budget)} would hold</caption>"
-        "<thead><tr><th>encoding</th><th>bytes per image</th><th>bytes per sample</th><th>samples</th></tr>"
+        f"<thead><tr><th>encoding</th><th>bytes per {kept(costs.codec)}</th><th>bytes per sample</th><th>samples</th></tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -258,7 +275,7 @@ def parse_request(budget: str, codec: str) -> tuple[int, str]:
         raise UserError(
             f"a budget of {format_bytes(size)} is more than this machine's memory of {format_bytes(machine)}"
         )
-    one_of("encoding", codec, CODECS)
+    one_of("encoding", codec, ENCODINGS)
     return size, codec
 
 
@@ -266,7 +283,7 @@ def apply(studio: Studio, budget: int, codec: str) -> str:
     """Change the memory and its settings; returns a sentence about it. A large memory takes a while."""
     held, holds = studio.live.resize_memory(budget, codec).result()
     dropped = f"{held - holds:,} were dropped" if held > holds else "none was dropped"
-    size = f"{format_bytes(budget)}, images as {codec}"
+    size = format_bytes(budget) + ("" if codec == LATENT else f", images as {codec}")
     return f"The memory is now {size}: it holds {holds:,} samples, {dropped}."
 
 
@@ -286,7 +303,7 @@ def shown(studio: Studio) -> Shown:
             held = class_bars(look_into(studio, None, 0).counts, looks(studio))
         except UserError as error:  # a stopped learner: its memory's bytes are still known
             held = empty(f"The samples of each class are not known now: {error}.")
-        text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory['overhead'])}"
+        text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory)}"
         return (text + (held if memory["samples"] else empty(NOTHING_HELD)),)
 
     return Shown(facts, make)
@@ -316,8 +333,12 @@ class Actions:
         return dropdown, thumbnails(self._studio, content, classes)
 
     def current(self) -> list[str]:
-        now = self._studio.workspace.settings
-        return [size_text(now.memory_bytes), now.codec]
+        memory = self._studio.live.status()["memory"]
+        return [size_text(memory["budget"]), memory["codec"]]
+
+    def choice(self) -> Any:
+        """With a trunk there is nothing to choose."""
+        return gr.Dropdown(interactive=self.current()[1] != LATENT)
 
     @saying_errors
     def forecast(self, size: str, encoding: str) -> tuple[str, Any]:
@@ -356,16 +377,22 @@ class Actions:
 
 def build(studio: Studio, tab: gr.Tab) -> None:
     actions = Actions(studio)
-    settings = studio.workspace.settings
+    size, encoding = actions.current()
     facts = gr.HTML(elem_id="memory-facts")
     with gr.Column():
         gr.HTML("<h3>Another budget or encoding</h3>")
         with gr.Row():
-            size = size_text(settings.memory_bytes)
             budget = gr.Textbox(size, label="Budget", info="like 500 KB or 2 MB", elem_id="memory-budget")
             encodings = [(text, name) for name, text in ENCODINGS.items()]
             label = "Encoding of the images"
-            codec = gr.Dropdown(encodings, value=settings.codec, label=label, elem_id="memory-codec")
+            codec = gr.Dropdown(
+                encodings,
+                value=encoding,
+                label=label,
+                elem_id="memory-codec",
+                interactive=encoding != LATENT,
+                info="With a pre-trained backbone the memory keeps latents, whatever else is set.",
+            )
         forecast = gr.HTML(elem_id="memory-preview")
         use = gr.Button("Apply", variant="primary", elem_id="memory-apply", scale=0, min_width=140)
         with gr.Row(visible=False) as question:
@@ -383,6 +410,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
 
     shown(studio).keep_fresh(tab, [facts])
     tab.select(actions.show_some, which, [which, pictures], **QUIET)
+    tab.select(actions.choice, None, codec, **QUIET)
     opened, known = follow_when_shown(tab, [budget, codec], actions.current, QUIET)
     opened.then(actions.forecast, [budget, codec], [forecast, question], **QUIET)
     which.input(actions.show_some, which, [which, pictures], **QUIET)

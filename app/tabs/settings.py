@@ -12,7 +12,7 @@ from app.studio import Studio
 from app.tabs.parts import PLAIN, QUIET, saying_errors, whole
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes
-from edge_hpcr.learner import methods
+from edge_hpcr.learner import backbones, methods
 from edge_hpcr.workspace.settings import Description, Settings
 
 # Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.
@@ -24,7 +24,7 @@ ELSEWHERE = frozenset(
 )
 GROUPS = {
     "Learning": (
-        *("image_size", "method", "device", "threads"),
+        *("backbone", "weights", "image_size", "method", "device", "threads"),
         *("micro_batch", "idle_share", "idle_steps", "averaged"),
     ),
     "Predicting and gate": ("gate_distance", "gate_sure", "gate_stable", "gate_per_second", "unknown_share"),
@@ -34,7 +34,7 @@ GROUPS = {
     ),
     "Measuring": ("held_out_share", "held_out_bytes"),
 }
-FIXED = frozenset({"image_size", "method"})  # once something has been learned
+FIXED = frozenset({"backbone", "weights", "image_size", "method"})  # once something has been learned
 AT_START = frozenset({"device", "threads", "averaged"})
 AT_SOURCE = frozenset({"gate_distance", "gate_sure", "gate_stable", "gate_per_second"})
 INTRODUCTION = (
@@ -147,7 +147,7 @@ def save(studio: Studio, values: list[Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value) or "none"
 
 
 def form_values(studio: Studio) -> list[Any]:
@@ -236,11 +236,13 @@ def _field(studio: Studio, each: Description) -> gr.components.Component:
         "interactive": not fixed,
         "elem_id": f"settings-{each.name.replace('_', '-')}",
     }
-    choices = methods.names() if each.name == "method" else each.choices
+    names = {"method": methods.names, "backbone": backbones.names}
+    choices = names[each.name]() if each.name in names else each.choices
     if isinstance(each.default, bool):
         return gr.Checkbox(min_width=240, **common)
     if choices:
-        return gr.Dropdown(list(choices), min_width=240, **common)
+        own = each.name == "backbone"  # timm:NAME may be typed
+        return gr.Dropdown(list(choices), min_width=240, allow_custom_value=own, **common)
     if is_number(each):
         return gr.Number(min_width=240, step=1 if isinstance(each.default, int) else 0.01, **common)
     return gr.Textbox(max_lines=1, min_width=240, **common)

@@ -36,6 +36,7 @@ Message = dict[str, Any]
 
 # Small, so that every phase comes often: a checkpoint after every step, images that must be dropped.
 SETTINGS: dict[str, Any] = {
+    "backbone": "reduced_resnet18",
     "image_size": 8,
     "threads": 1,
     "memory_bytes": 6_000,

@@ -29,6 +29,7 @@ WAIT_SECONDS = 60.0
 class LatencyPlan:
     rounds: int = 15
     answers: int = 40  # of each kind in a round, at least
+    backbone: str = "reduced_resnet18"
     image_size: int = 32
 
 
@@ -40,6 +41,7 @@ class LatencyReport(Report):
     bar = f"p95 while learning at most {LARGEST_RATIO} times the idle one"
 
     frames: tuple[int, int] = FRAME_SIZE
+    backbone: str = ""
     image_size: int = 0
     threads_setting: int = 0
     milliseconds: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -62,9 +64,9 @@ class LatencyReport(Report):
 
 def measure(folder: Path, plan: LatencyPlan, seed: int, progress: Progress = silent) -> LatencyReport:
     begun = time.monotonic()
-    report = LatencyReport(seed, image_size=plan.image_size)
+    report = LatencyReport(seed, backbone=plan.backbone, image_size=plan.image_size)
     with Workspace.open(folder) as workspace:
-        workspace.change_settings(image_size=plan.image_size, idle_steps=0)
+        workspace.change_settings(backbone=plan.backbone, image_size=plan.image_size, idle_steps=0)
         report.threads_setting = workspace.settings.threads
         live = LiveLearner(workspace)
         live.start()

@@ -30,6 +30,7 @@ CATCH_UP_SECONDS = 600.0
 
 # Small images, so that hours of film pass in minutes; budgets that are full long before a tenth of it has passed.
 SETTINGS: dict[str, Any] = {
+    "backbone": "reduced_resnet18",
     "image_size": 16,
     "memory_bytes": 200_000,
     "queue_samples": 60,

@@ -86,8 +86,16 @@ def _name_the_backbone(index: dict[str, Any]) -> list[str]:
     return []
 
 
+def _from_scratch(settings: dict[str, Any]) -> list[str]:
+    """Settings 1 to 2: a learner that has begun goes on with the backbone, the size and the budgets it had."""
+    had = {"backbone": "reduced_resnet18", "image_size": 32, "codec": "raw"}
+    for name, value in {**had, "memory_bytes": 2_000_000, "held_out_bytes": 2_000_000}.items():
+        settings.setdefault(name, value)
+    return []
+
+
 JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
-SETTINGS = Format[dict[str, Any]]("settings")
+SETTINGS = Format[dict[str, Any]]("settings", (_from_scratch,))
 CHECKPOINT = Format[dict[str, Any]](
     "checkpoint", (_name_the_backbone,)
 )  # its index, with the arrays if they are read

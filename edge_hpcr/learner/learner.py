@@ -25,7 +25,7 @@ from torch.nn.utils import get_total_norm
 from edge_hpcr.common.errors import UserError, check_positive, one_of
 from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.augment import AugmentConfig, augment
-from edge_hpcr.learner.backbones import BackboneConfig, backbone_class
+from edge_hpcr.learner.backbones import BackboneConfig, NoBackbone, backbone_class
 from edge_hpcr.learner.checks import check_images, check_inputs, whole_numbers
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
@@ -125,7 +125,10 @@ class StepReport:
 def build_network(config: LearnerConfig, device: torch.device) -> Network:
     """The network of a configuration before it has learned anything, with its trunk on the device."""
     made = BackboneConfig(config.height, config.width, config.nf, config.weights, config.seed)
-    backbone = backbone_class(config.backbone)(made)
+    try:
+        backbone = backbone_class(config.backbone)(made)
+    except UserError as error:
+        raise NoBackbone(str(error)) from error
     if (backbone.trunk is None) == (config.memory.codec == LATENT):
         keeps = (
             "images: choose raw, webp, jpeg or png" if backbone.trunk is None else f"latents: choose {LATENT}"
@@ -310,8 +313,11 @@ class Learner:
             self.average.network.proxies.copy_(self.network.proxies)
 
     @_exclusive
-    def encode(self, images: np.ndarray) -> np.ndarray:
-        """What the trainable part sees of images, and the memory keeps: with a trunk, latents of each stored view."""
+    def encode(self, images: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+        """What the trainable part sees of images, and the memory keeps: with a trunk, latents of each stored view.
+
+        `seen` [N, 1, ...] are the latents of the images themselves, if the trunk has seen them before.
+        """
         if self._latents and isinstance(images, np.ndarray) and images.dtype != np.uint8:
             check_inputs(images, self._input_shape(), latents=True)
             return images
@@ -319,12 +325,12 @@ class Learner:
         if not self._latents:
             return images
         plain = self.to_device(images)
-        views = [
-            plain,
-            *(augment(plain, self.rng, self.config.augment) for _ in range(self.config.stored_views - 1)),
-        ]
+        views = [augment(plain, self.rng, self.config.augment) for _ in range(self.config.stored_views - 1)]
         with torch.inference_mode():
-            return torch.stack([self.network.inputs(view) for view in views], 1).cpu().numpy()
+            latents = [
+                self.network.inputs(view).cpu().numpy() for view in ([plain] if seen is None else []) + views
+            ]
+        return np.concatenate([*([] if seen is None else [seen]), *(each[:, None] for each in latents)], 1)
 
     @property
     def _latents(self) -> bool:
@@ -594,7 +600,7 @@ class Learner:
         learner = cls(LearnerConfig.from_dict(facts["config"]), device)
         trunk, learned = learner.network.backbone.trunk, facts.get("trunk")
         if learned and (trunk is None or trunk.sha256 != learned):
-            raise UserError(
+            raise NoBackbone(
                 f"the weights of the backbone {learner.config.backbone} here are not those it learned with (SHA-256 "
                 f"{learned[:12]}…): install the same ones"
             )

@@ -17,6 +17,7 @@ from edge_hpcr.stream import EndOfStream, Frame, Stream
 from edge_hpcr.stream.gate import Gate, perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import clean_name
+from edge_hpcr.workspace.sample_files import shrink
 
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
 MOST_WAITING = 200  # labels that are not learned yet; beyond it a labelled source waits for the learner
@@ -156,7 +157,8 @@ class Feeder:
         self.live.clear_problem(DISK_IS_FULL)
         if self._gate.is_duplicate(hash64):
             return self._skipped(frame, hash64, "duplicate")
-        (answer,) = self.live.answer([frame.image])
+        image = shrink(frame.image)  # as it would be stored, and is shown
+        (answer,) = self.live.answer([image])
         # With a single class it is sure of everything, which means nothing.
         sure = answer.best if len(answer.top) > 1 and not answer.unknown else None
         verdict = self._gate.judge(hash64, sure, frame.at)
@@ -164,10 +166,11 @@ class Feeder:
             return Seen(frame, hash64, verdict, answer)
         try:
             self._make_room()
-            sample_id = self.workspace.take(frame.image, frame.origin, frame.digest, hash64, answer.priority)
+            sample_id = self.workspace.take(image, frame.origin, frame.digest, hash64, answer.priority)
         except UserError:
             self._gate.withdraw()
             raise
+        self.live.name_sample(sample_id, image)
         self._ask_disk_at = 0.0
         return Seen(frame, hash64, verdict, answer, sample_id)
 
@@ -229,6 +232,8 @@ class Feeder:
         """Whether the learner is far behind with labels, or a full disk keeps them from it."""
         if len(self._unstored) >= LABELS_AT_ONCE:
             return True
+        if self.live.failed:
+            return False  # nobody learns them now, and they are safe in the journal
         return self.workspace.journal.last_seq - self.live.follower.applied > MOST_WAITING
 
     def store_counts(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,8 @@ import torch
 
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.backbones import NoBackbone, backbone_class
+from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
@@ -34,7 +36,7 @@ from edge_hpcr.live.teaching import Follower, Learned, Teaching
 from edge_hpcr.stream import Stream
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.settings import Settings
+from edge_hpcr.workspace.settings import AUTO, Settings
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,18 +45,45 @@ POLL_SECONDS = 0.5  # how soon a label from another process is noticed
 STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
 PROBLEMS_KEPT = 20
 FEWEST_CLASSES = 2  # that a memory must have room for
+STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 
 
 def learner_config(settings: Settings) -> LearnerConfig:
-    return LearnerConfig(
-        height=settings.image_size,
-        width=settings.image_size,
+    """What a workspace's learner is made from."""
+    kind, suited = backbone_class(settings.backbone), LearnerConfig.recommended(settings.backbone)
+    size = settings.image_size or suited.height
+    if not kind.smallest_side <= size <= kind.largest_side:
+        limits = f"{kind.smallest_side} to {kind.largest_side}"
+        raise UserError(
+            f"setting image_size {size}: with the backbone {settings.backbone} give {limits}, or 0 for its own size"
+        )
+    return replace(
+        suited,
+        height=size,
+        width=size,
+        weights=settings.weights or None,
         method=settings.method,
-        memory=MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec),
+        memory=memory_config(settings),
         # Labels come one at a time: statistics of a single image and its view would be no statistics.
         batch_norm="joint",
-        ema_decay=LearnerConfig.ema_decay if settings.averaged else None,
+        ema_decay=suited.ema_decay if settings.averaged else None,
     )
+
+
+def memory_config(settings: Settings) -> MemoryConfig:
+    """The budget, and how a sample is kept: with a trunk always as a latent."""
+    latent = backbone_class(settings.backbone).has_trunk
+    if latent and settings.codec != AUTO:
+        raise UserError(
+            f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
+        )
+    codec = LATENT if latent else "raw" if settings.codec == AUTO else settings.codec
+    return MemoryConfig(bytes=settings.memory_bytes, codec=codec)
+
+
+def _identity(config: LearnerConfig) -> str:
+    """What a learner cannot change once it has learned, in words."""
+    return f"{config.height} pixels with {config.backbone} and {config.method}"
 
 
 class LiveLearner:
@@ -64,10 +93,22 @@ class LiveLearner:
         self.workspace = workspace
         settings = workspace.settings
         self.device = resolve_device(settings.device)
-        found, losses = checkpoints.load_newest(workspace.layout, self.device)
-        self.problems: deque[str] = deque([*workspace.report, *losses], maxlen=PROBLEMS_KEPT)
-        self.learner, notes = found or (Learner(learner_config(settings), self.device), {})
-        self._check_settings(settings)
+        self.problems: deque[str] = deque(workspace.report, maxlen=PROBLEMS_KEPT)
+        self.unable: str | None = None  # why it cannot learn here; labels are kept all the same
+        try:
+            found, losses = checkpoints.load_newest(workspace.layout, self.device)
+            self.problems += losses
+            self.learner, notes = found or (Learner(learner_config(settings), self.device), {})
+            self._check_settings(settings)
+        except NoBackbone as error:
+            if not workspace.journal.last_seq:
+                raise  # nothing has been labelled: there is nothing to keep open for
+            self.unable = (
+                f"this workspace cannot learn or answer here: {error}; labels are kept, and learned later"
+            )
+            self.problems.append(self.unable)
+            # In its place one that nobody teaches: it knows no class, so it answers nothing.
+            self.learner, notes = Learner(STAND_IN, self.device), {}
         self.follower = Follower(notes.get("applied", 0))
         self.self_test = SelfTest(self, notes)
         self._saving = Saving(self)
@@ -89,35 +130,33 @@ class LiveLearner:
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
 
     def _check_settings(self, settings: Settings) -> None:
-        made = self.learner.config
-        if (made.height, made.method) != (settings.image_size, settings.method):
+        made, wanted = self.learner.config, learner_config(settings)
+        if _identity(made) != _identity(wanted):
             raise UserError(
-                f"workspace {self.workspace.path} learned {made.height} pixels with {made.method}, its settings now "
-                f"say {settings.image_size} with {settings.method}: set them back, or export the labelled images and "
-                "import them into a new workspace"
+                f"workspace {self.workspace.path} learned {_identity(made)}, its settings now say {_identity(wanted)}: "
+                "set them back, or export the labelled images and import them into a new workspace"
             )
-        wanted = MemoryConfig(bytes=settings.memory_bytes, codec=settings.codec)
-        if self.learner.memory.config != wanted:
-            self.learner.resize_memory(wanted)
-        self.learner.average_weights(learner_config(settings).ema_decay)
+        if self.learner.memory.config != wanted.memory:
+            self.learner.resize_memory(wanted.memory)
+        self.learner.average_weights(wanted.ema_decay)
 
     @property
     def untaught(self) -> bool:
         """Whether nothing has been learned yet, not even that there is a class."""
-        return self.learner.step == 0 and self.follower.applied == 0
+        return self.learner.step == 0 and self.follower.applied == 0 and not self.unable
 
     def make_anew(self) -> None:
-        """Replace a learner that has learned nothing, for a new image size or method in the settings; by `call`."""
+        """Replace a learner that has learned nothing, for another backbone, size or method in the settings; by `call`."""
         settings = self.workspace.settings
-        made = self.learner.config
-        if (made.height, made.method) == (settings.image_size, settings.method):
+        made, wanted = self.learner.config, learner_config(settings)
+        if (_identity(made), made.weights) == (_identity(wanted), wanted.weights):
             return
         if not self.untaught:
             raise UserError(
-                f"this workspace has learned {made.height} pixels with {made.method}, which stays so: for another image "
-                "size or method, export the labelled images and import them into a new workspace"
+                f"this workspace has learned {_identity(made)}, which stays so: for another backbone, image size or "
+                "method, export the labelled images and import them into a new workspace"
             )
-        learner = Learner(learner_config(settings), self.device)
+        learner = Learner(wanted, self.device)
         learner.memory.check_holds(FEWEST_CLASSES)
         self.predictor = Predictor(learner, settings.averaged)
         self.learner = learner
@@ -125,7 +164,10 @@ class LiveLearner:
     # For other threads ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._thread.start()
+        if self.unable:
+            self._finish("failed")
+        else:
+            self._thread.start()
 
     def stop(self) -> None:
         """Finish the step under way, save, and end. Labels that wait are in the journal for the next start."""
@@ -174,14 +216,15 @@ class LiveLearner:
         future: Future[T] = Future()
         with self._wake:
             if self.phase in ("stopped", "failed"):
-                raise UserError("the learner has been stopped: start it first")
+                raise UserError(self.unable or "the learner has been stopped: start it first")
             self._requests.append((work, future))
             self._wake.notify_all()
         return future
 
     def resize_memory(self, memory_bytes: int, codec: str) -> Future[tuple[int, int]]:
         """Change and save the memory's budget and encoding; the answer is how many samples it held and holds."""
-        config = MemoryConfig(bytes=memory_bytes, codec=codec)
+        changes = {"memory_bytes": memory_bytes, "codec": AUTO if codec == LATENT else codec}
+        config = memory_config(self.workspace.settings.replace(**changes))
 
         def resize() -> tuple[int, int]:
             memory = self.learner.memory
@@ -189,7 +232,7 @@ class LiveLearner:
             # First: settings that the memory cannot follow would not open again.
             self.learner.resize_memory(config)
             try:
-                self.workspace.change_settings(memory_bytes=memory_bytes, codec=codec)
+                self.workspace.change_settings(**changes)
             except UserError:
                 self.learner.resize_memory(before)
                 raise
@@ -202,6 +245,15 @@ class LiveLearner:
         """A frame as the learner sees it."""
         size = self.learner.config.height
         return prepare(frame, (size, size))
+
+    def inputs_of(self, sample_id: int) -> np.ndarray:
+        """A stored sample as the trainable part sees it."""
+        image = self.prepare(self.workspace.image(sample_id))
+        return self.predictor.encoder.encode_sample(sample_id, image)
+
+    def name_sample(self, sample_id: int, frame: np.ndarray) -> None:
+        """A frame that was asked about has become a sample: its trunk need not see it again."""
+        self.predictor.encoder.name(sample_id, self.prepare(frame))
 
     def answer(self, frames: list[np.ndarray]) -> list[Answer]:
         return self.predictor.answer(np.stack([self.prepare(frame) for frame in frames]))
@@ -233,6 +285,7 @@ class LiveLearner:
             "samples": len(memory),
             "bytes": memory.byte_breakdown(),
             "budget": memory.config.bytes,
+            "codec": memory.config.codec,
             "overhead": memory.overhead(),
         }
 
@@ -294,9 +347,14 @@ class LiveLearner:
         if self.follower.labels_waiting < 10 * self.workspace.settings.micro_batch:
             self.follower.put(self.workspace.journal.events_after(self.follower.read, limit=200))
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for the learning thread."""
+        return self._stopping or self._notified or bool(self._requests)
+
     def _wait(self, seconds: float) -> None:
         with self._wake:
-            if not (self._stopping or self._notified or self._requests):
+            if not self.is_wanted:
                 self._wake.wait(seconds)
 
     def _answer_requests(self) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edge_hpcr.learner.learner import Learner, Prediction
 from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.live.encoder import Encoder, few_threads
 from edge_hpcr.workspace.label_queue import uncertainty
 
 TOP = 3
-SMALL_PIXELS = 64 * 64  # up to here a second core helps one image little
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,15 @@ NOTHING_KNOWN = Answer((), 0.0, True)
 
 
 class Predictor:
-    """The newest weights that were handed over, and their calibration. Any thread may ask."""
+    """The newest weights that were handed over, and their calibration. Any thread may ask.
+
+    It takes uint8 images, or what `encoder` or the memory has of them.
+    """
 
     def __init__(self, learner: Learner, averaged: bool) -> None:
         self._learner = learner
         self._averaged = averaged and learner.average is not None
+        self.encoder = Encoder(learner)
         self._lock = threading.Lock()
         self._network = copy.deepcopy(learner.network).eval().requires_grad_(False)
         self._class_ids: tuple[int, ...] = ()
@@ -63,47 +66,40 @@ class Predictor:
             self._classify = self._learner.method.classifier(self._learner.view, self._network)
             self._class_ids = tuple(self._learner.class_ids)
 
-    def predict(self, images: np.ndarray) -> Prediction:
+    def predict(self, inputs: np.ndarray) -> Prediction:
         """Scores as the network gives them, before calibration."""
-        count = len(images)
-        with self._lock, torch.inference_mode(), _few_threads(images):
+        count = len(inputs)
+        plain = self._plain(inputs)
+        with self._lock, torch.inference_mode(), few_threads(inputs):
             if not self._class_ids:  # asked in the lock: the last class may be deleted at any moment
                 return Prediction(np.zeros((count, 0)), np.zeros(count), np.zeros(0, np.int64))
-            features = self._network.features(self._learner.to_device(images))
+            features = self._network.features(plain)
             scores = self._classify(features).softmax(1).cpu().numpy()
             similarity = self._network.similarities(features).amax(1).cpu().numpy()
             return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
 
-    def features(self, images: np.ndarray) -> np.ndarray:
+    def features(self, inputs: np.ndarray) -> np.ndarray:
+        plain = self._plain(inputs)
         with self._lock, torch.inference_mode():
-            return self._network.features(self._learner.to_device(images)).cpu().numpy()
+            return self._network.features(plain).cpu().numpy()
+
+    def _plain(self, inputs: np.ndarray) -> Tensor:
+        """The samples themselves on the device, not their stored views; outside the lock, since a trunk takes time."""
+        if inputs.dtype == np.uint8:
+            inputs = self.encoder.encode(inputs)
+        return self._learner.to_device(inputs if inputs.dtype == np.uint8 else inputs[:, 0])
 
     def proxies(self) -> tuple[np.ndarray, np.ndarray]:
         """A copy of the classes' proxies, and the classes' ids."""
         with self._lock:
             return self._network.proxies.detach().cpu().numpy().copy(), np.array(self._class_ids, np.int64)
 
-    def answer(self, images: np.ndarray) -> list[Answer]:
+    def answer(self, inputs: np.ndarray) -> list[Answer]:
         """The three best classes of each image, or that it is unknown."""
-        prediction = self.predict(images)
+        prediction = self.predict(inputs)
         if not len(prediction.class_ids):
-            return [NOTHING_KNOWN] * len(images)
+            return [NOTHING_KNOWN] * len(inputs)
         return to_answers(prediction, self.calibration)
-
-
-@contextmanager
-def _few_threads(images: np.ndarray) -> Iterator[None]:
-    """One thread for a small image: several wait for each other in every layer, and on busy cores that is most of it.
-
-    The number belongs to the thread that calls; a learner beside it keeps its own.
-    """
-    before = torch.get_num_threads()
-    small = images.shape[0] * images.shape[1] * images.shape[2] <= SMALL_PIXELS
-    torch.set_num_threads(1 if small else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]:

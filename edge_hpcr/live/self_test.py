@@ -33,7 +33,7 @@ class SelfTest:
         self.test_then_train = TestThenTrain.from_state(tested) if tested else TestThenTrain()
         self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
         self.suspicions: list[Suspicion] = []
-        self._images: dict[int, np.ndarray] = {}  # of held-out samples
+        self._inputs: dict[int, np.ndarray] = {}  # of held-out samples, as the trainable part sees them
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
         self._asked_again = 0  # the last queued sample whose priority was refreshed
 
@@ -54,7 +54,7 @@ class SelfTest:
         }
 
     def forget(self, sample_id: int) -> None:
-        self._images.pop(sample_id, None)
+        self._inputs.pop(sample_id, None)
 
     def test_if_due(self, idle: bool) -> None:
         steps = self._live.learner.step - self._tested_step
@@ -63,22 +63,26 @@ class SelfTest:
         due = idle and (labelled or done or steps >= TEST_EVERY_STEPS)
         if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
             begun = time.monotonic()
-            self.test()
-            if idle:
+            if self.test() and idle:
                 self._look_for_wrong_labels()
                 self._refresh_queue()
             self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
 
-    def test(self) -> None:
-        """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training."""
-        self._tested_step, self._tested_seq = self._live.learner.step, self._live.follower.applied
+    def test(self) -> bool:
+        """Test on the held-out samples, and calibrate on the same: a threshold more or less is no training.
+
+        False when a label came before all of them were read: it must not wait while a trunk sees them.
+        """
         truth = self._load_held_out()
+        if truth is None:
+            return False
+        self._tested_step, self._tested_seq = self._live.learner.step, self._live.follower.applied
         ids = list(truth)
         if not ids or not self._live.learner.class_ids:
             self.held_out.record(self._live.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
-            return
-        images = np.stack([self._images[i] for i in ids])
-        parts = [self._live.predictor.predict(batch) for batch in _batches(images)]
+            return True
+        inputs = np.stack([self._inputs[i] for i in ids])
+        parts = [self._live.predictor.predict(batch) for batch in _batches(inputs)]
         scores = np.concatenate([part.scores for part in parts])
         similarity = np.concatenate([part.similarity for part in parts])
         class_ids = parts[0].class_ids
@@ -89,6 +93,7 @@ class SelfTest:
         self._live.predictor.calibration = calibrate(
             scores[known], similarity[known], columns, self._live.workspace.settings.unknown_share
         )
+        return True
 
     def _look_for_wrong_labels(self) -> None:
         """Among what the memory holds; of a large memory, the same part each time is enough to point at some."""
@@ -104,29 +109,35 @@ class SelfTest:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
         journal = self._live.workspace.journal
         rows = journal.samples(self._asked_again, TEST_BATCH, state="queued")
-        self._asked_again = rows[-1].id if len(rows) == TEST_BATCH else 0
         found = {}
         for row in rows:
+            if self._live.is_wanted:
+                break
+            self._asked_again = row.id
             try:
-                found[row.id] = self._live.prepare(self._live.workspace.image(row.id))
+                found[row.id] = self._live.inputs_of(row.id)
             except UserError:
                 continue  # somebody has just labelled or dismissed it, or its image is damaged: `verify` says which
+        else:
+            self._asked_again = self._asked_again if len(rows) == TEST_BATCH else 0
         if found:
             answers = self._live.predictor.answer(np.stack(list(found.values())))
             priorities = [answer.priority for answer in answers]
             journal.set_priorities(dict(zip(found, priorities, strict=True)))
 
-    def _load_held_out(self) -> dict[int, int]:
+    def _load_held_out(self) -> dict[int, int] | None:
+        """Their classes; None when somebody wants the learner meanwhile."""
         wanted = held_out_ids(self._live.workspace)
-        kept = {i: image for i, image in self._images.items() if i in wanted}
-        for sample_id in wanted.keys() - kept.keys():
+        self._inputs = {i: kept for i, kept in self._inputs.items() if i in wanted}
+        for sample_id in wanted.keys() - self._inputs.keys():
+            if self._live.is_wanted:
+                return None
             try:
-                kept[sample_id] = self._live.prepare(self._live.workspace.image(sample_id))
+                self._inputs[sample_id] = self._live.inputs_of(sample_id)
             except UserError as error:
                 self._live.report(f"a held-out sample is missing: {error}")
-        self._images = kept
-        return {i: class_id for i, class_id in wanted.items() if i in kept}
+        return {i: class_id for i, class_id in wanted.items() if i in self._inputs}
 
 
-def _batches(images: np.ndarray) -> Iterator[np.ndarray]:
-    return (images[start : start + TEST_BATCH] for start in range(0, len(images), TEST_BATCH))
+def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
+    return (inputs[start : start + TEST_BATCH] for start in range(0, len(inputs), TEST_BATCH))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import one_line
@@ -53,6 +54,8 @@ def learn(
         # Saved once the learner has accepted them: a refused one would fail every later start.
         workspace.settings = workspace.settings.replace(**(changes or {}))
         live = LiveLearner(workspace)
+        if live.unable:
+            raise UserError(live.unable)
         workspace.change_settings(**(changes or {}))
         live.start()
         session = Session(workspace, live, stream, seconds, labels != "none")

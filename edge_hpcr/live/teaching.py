@@ -186,8 +186,10 @@ class Teaching:
         batch = [teach for teach in batch if teach.sample_id in images]
         if not batch:
             return
-        pixels = np.stack([images[teach.sample_id] for teach in batch])
-        before = self._live.predictor.answer(pixels)
+        encoder = self._live.predictor.encoder
+        inputs = {i: encoder.encode_sample(i, image) for i, image in images.items()}
+        asked = np.stack([inputs[teach.sample_id] for teach in batch])
+        before = self._live.predictor.answer(asked)
         for teach, answer in zip(batch, before, strict=True):
             if teach.fresh:
                 best = answer.best[0] if answer.best else None
@@ -195,23 +197,26 @@ class Teaching:
         for corrected in (False, True):
             chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
             if chosen:
-                self._observe(chosen, images)
+                self._observe(chosen, images, inputs)
                 self._live.predictor.refresh()
         self._live.idle_steps_left = self._live.workspace.settings.idle_steps
         now = time.time()
-        after = self._live.predictor.answer(pixels)
+        after = self._live.predictor.answer(asked)
         self._live.recent += [
             Learned(t.seq, t.sample_id, t.class_id, said, says, t.held_out, now - t.at)
             for t, said, says in zip(batch, before, after, strict=True)
         ]
 
-    def _observe(self, chosen: list[Teach], images: dict[int, np.ndarray]) -> None:
+    def _observe(
+        self, chosen: list[Teach], images: dict[int, np.ndarray], inputs: dict[int, np.ndarray]
+    ) -> None:
         """One step on all of them; if that cannot be done, one at a time, so that only those are left out that fail."""
+        learner, ids = self._live.learner, [teach.sample_id for teach in chosen]
         try:
-            self._live.learner.observe(
-                np.stack([images[teach.sample_id] for teach in chosen]),
+            learner.observe(
+                learner.encode(np.stack([images[i] for i in ids]), np.stack([inputs[i] for i in ids])),
                 [teach.class_id for teach in chosen],
-                np.array([teach.sample_id for teach in chosen]),
+                np.array(ids),
                 remember=not chosen[0].corrected,
             )
         except UserError as error:
@@ -219,4 +224,4 @@ class Teaching:
                 self._live.report(f"the label of sample {chosen[0].sample_id} could not be learned: {error}")
             else:
                 for teach in chosen:
-                    self._observe([teach], images)
+                    self._observe([teach], images, inputs)

@@ -20,6 +20,11 @@ from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner.codec import CODECS
 
 LABELS = ("none", "folders")  # as streams know them
+AUTO = "auto"  # of the memory's encoding: raw images, or latents with a pre-trained backbone
+UNCHECKED = {
+    "method": ("hpcr",),
+    "backbone": ("efficientnet_lite0", "reduced_resnet18"),
+}  # names that are known
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -63,10 +68,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
-    image_size: int = _setting(32, "side of the square images that are learned, in pixels", 8, 256)
+    backbone: str = _setting(
+        "efficientnet_lite0",
+        "the network: efficientnet_lite0 knows photographs, reduced_resnet18 learns from scratch; or timm:NAME",
+    )
+    weights: str = _setting("", "the file with the weights of a timm:NAME; empty: those in timm's own cache")
+    image_size: int = _setting(
+        0, "side of the square images that are learned, in pixels; 0: the backbone's own", 0, 1024
+    )
     method: str = _setting("hpcr", "how it learns: one of the benchmark's methods")
-    memory_bytes: int = _setting(2_000_000, "replay memory, in bytes", 1)
-    codec: str = _setting("raw", "how the replay memory keeps images", choices=CODECS)
+    memory_bytes: int = _setting(8_000_000, "replay memory, in bytes", 1)
+    codec: str = _setting(
+        AUTO,
+        "how the replay memory keeps images; auto: raw, or as latents if the backbone is pre-trained",
+        choices=(AUTO, *CODECS),
+    )
     device: str = _setting("auto", "where it computes", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = _setting(0, "CPU threads for learning; 0 leaves one core free", 0, 1024)
     micro_batch: int = _setting(10, "labels learned in one step, at most", 1, 1000)
@@ -76,7 +92,7 @@ class Settings(BaseModel):
     checkpoint_steps: int = _setting(200, "steps between two checkpoints", 1)
     checkpoints_kept: int = _setting(3, "checkpoints kept", 1, 100)
     held_out_share: float = _setting(0.1, "share of the labels kept for measuring, never trained on", 0, 0.9)
-    held_out_bytes: int = _setting(2_000_000, "images used for measuring, in bytes")
+    held_out_bytes: int = _setting(20_000_000, "images used for measuring, in bytes")
     queue_samples: int = _setting(500, "unlabelled samples kept, at most", 1)
     queue_bytes: int = _setting(50_000_000, "images of unlabelled samples, in bytes", 1)
     disk_bytes: int = _setting(1_000_000_000, "all images together, in bytes", 1)
@@ -128,10 +144,17 @@ class Settings(BaseModel):
         description = cls._describe(cast(str, info.field_name))
         if description.choices:
             one_of(f"setting {description.name}", value, description.choices)
-        if description.name == "method" and value != description.default:
-            from edge_hpcr.learner import methods  # PyTorch takes seconds, and the default needs no check
+        if value in UNCHECKED.get(description.name, (value,)):
+            return value
+        from edge_hpcr.learner import (  # PyTorch takes seconds, and most names need no check
+            backbones,
+            methods,
+        )
 
+        if description.name == "method":
             methods.method_class(value)
+        elif not value.startswith(backbones.TIMM):  # whether timm has it, is asked when it is made
+            backbones.backbone_class(value)
         return value
 
     @classmethod

@@ -5,9 +5,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig, Trunk
+from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig, NoBackbone, Trunk
 
-__all__ = ["Backbone", "BackboneConfig", "Trunk", "backbone_class", "names"]
+__all__ = ["Backbone", "BackboneConfig", "NoBackbone", "Trunk", "backbone_class", "names"]
 
 TIMM = "timm:"
 
@@ -29,7 +29,14 @@ def backbone_class(name: str) -> type[Backbone]:
     if name.startswith(TIMM):
         from edge_hpcr.learner.backbones.timm_model import named
 
-        return named(name)
+        try:
+            return named(name)
+        except UserError as error:
+            raise NoBackbone(str(error)) from error
+        except ImportError as error:
+            raise NoBackbone(
+                f"the backbone {name} needs the package timm ({error}): pip install timm"
+            ) from error
     if name not in names():
-        raise UserError(f"unknown backbone {name!r}: choose one of {', '.join(names())}, or timm:NAME")
+        raise NoBackbone(f"unknown backbone {name!r}: choose one of {', '.join(names())}, or timm:NAME")
     return _found()[name]

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from edge_hpcr.common.errors import UserError
 
 
+class NoBackbone(UserError):
+    """The backbone of a learner cannot be made here: not installed, damaged, too large, other weights."""
+
+
 @dataclass(frozen=True)
 class BackboneConfig:
     """What a backbone is made from."""
@@ -61,6 +65,7 @@ class Backbone(nn.Module, ABC):
     default_size: ClassVar[int] = 32  # of square images, in pixels
     smallest_side: ClassVar[int] = 8
     largest_side: ClassVar[int] = 256
+    has_trunk: ClassVar[bool] = False  # then the memory keeps latents
     # Fields of LearnerConfig whose values with this backbone are not the paper's.
     recommended: ClassVar[Mapping[str, Any]] = {}
 

@@ -140,6 +140,7 @@ class EfficientNetLite0(Backbone):
     default_size = 224
     smallest_side = 32
     largest_side = 512
+    has_trunk = True
     recommended: ClassVar = {"imprint": True, "lr": 0.05, "proxy_lr": 0.1}
 
     def __init__(self, config: BackboneConfig) -> None:

@@ -71,6 +71,7 @@ class _Blocks(nn.Module):
 class TimmModel(Backbone):
     smallest_side = 32
     largest_side = 1024
+    has_trunk = True
     recommended: ClassVar = {"imprint": True, "lr": 0.05, "proxy_lr": 0.1}
 
     def __init__(self, config: BackboneConfig) -> None:
