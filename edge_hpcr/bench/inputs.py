@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -110,7 +111,9 @@ class Inputs:
         answer = self._encoder.encode(picture)[:, 0]
         path = folder / "answer.npy"
         kept = _read(path)
-        if kept is not None and kept.shape == answer.shape and np.allclose(kept, answer, atol=1e-2):
+        alike = kept is not None and kept.shape == answer.shape
+        # Not equal: other kernels, or threads, change the last bits.
+        if alike and np.linalg.norm(kept - answer) < 1e-3 * np.linalg.norm(answer):
             return
         with suppress(OSError):  # a disk that is full or may not be written
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +129,9 @@ class Inputs:
             with locked(path.with_suffix(".lock"), f"{path} is being made", LONGEST_WAIT, remove=True):
                 latents = _read(path)
                 if latents is None or len(latents) != len(self._members(class_id)):
+                    if not sys.stderr.isatty():  # where there is no bar to see
+                        name = self._pictures.class_names[class_id]
+                        print(f"{self._pictures.name}: the trunk looks at class {name}", file=sys.stderr)
                     latents = self._computed(class_id)
                     _write(path, latents)
                 return latents
