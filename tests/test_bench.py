@@ -77,7 +77,8 @@ def test_the_digits_benchmark_runs_to_its_end_and_replay_keeps_the_old_digits(tm
     assert [len(row) for row in result["accuracy_matrix"]] == [1, 2, 3, 4, 5]
     assert result["tasks"] == 5
     assert sorted(result["class_order"]) == list(range(10))
-    assert set(result["bytes"]) == {"image", "label", "logits", "features", "bookkeeping", "total"}
+    kinds = {"image", "label", "logits", "features", "bookkeeping", "method", "total"}
+    assert set(result["bytes"]) == kinds
     assert 0 < result["bytes"]["total"] <= result["budget_bytes"] == 60_000
     assert set(result["ema"]) == {"A_T", "AAA", "F_T"}
     assert result["A_T"] == pytest.approx(np.mean(result["accuracy_matrix"][-1]))

@@ -1,5 +1,6 @@
 """What a benchmark's learner sees: images, or the trunk's latents, which are computed once and kept."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -99,7 +100,9 @@ def test_portions_are_the_whole(pictures, monkeypatch):
 @pytest.mark.slow
 def test_a_split_benchmark_runs_on_a_trunk(tmp_path, capsys):
     small = ["--image-size", "32", "--limit", "20", "--budget", "100KB", "--out", str(tmp_path / "out")]
-    assert main(["bench", "--dataset", "digits", "--backbone", "efficientnet_lite0", *small]) == 0
-    assert "hpcr (backbone=efficientnet_lite0, height=32" in capsys.readouterr().out
-    (path,) = (tmp_path / "out").iterdir()
-    assert path.name == "digits-hpcr-efficientnet_lite0-100000B-limit20-32px-seed0.json"
+    command = ["bench", "--dataset", "digits", "--backbone", "efficientnet_lite0", *small]
+    for method in ("hpcr", "ranpac"):
+        assert main([*command, "--method", method]) == 0
+        assert f"{method} (backbone=efficientnet_lite0, height=32" in capsys.readouterr().out
+        path = tmp_path / "out" / f"digits-{method}-efficientnet_lite0-100000B-limit20-32px-seed0.json"
+        assert 0 < json.loads(path.read_text())["bytes"]["total"] <= 100_000

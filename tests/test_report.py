@@ -117,8 +117,10 @@ def test_the_papers_numbers_in_the_package_agree_with_each_other_and_with_their_
         assert (value.mean, value.half) == (float(row["mean"]), float(row["ci95"]))
 
 
-@pytest.mark.parametrize("method", methods.names())
-def test_every_method_of_ours_has_the_papers_value_beside_it(method: str):
+@pytest.mark.parametrize(
+    "method", [name for name in methods.names() if not methods.method_class(name).closed_form]
+)
+def test_every_method_of_the_paper_has_the_papers_value_beside_it(method: str):
     assert row_of(a_result(method=method))["paper's A_T"] != report.NOTHING
 
 

@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from edge_hpcr.bench import metrics, presets
 from edge_hpcr.bench.datasets import DATASETS
-from edge_hpcr.bench.run import make_config
+from edge_hpcr.bench.run import has_budget, make_config
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import LearnerConfig
@@ -159,12 +159,12 @@ class Group:
         return f"{self.method} ({notes})" if notes else self.method
 
     @property
-    def uses_memory(self) -> bool:
-        return methods.method_class(self.method).uses_memory
+    def has_budget(self) -> bool:
+        return has_budget(self.method)
 
     @property
     def memory(self) -> str:
-        if not self.uses_memory:
+        if not self.has_budget:
             return "none"
         config = self.results[0]["config"]["learner"]["memory"]
         size = f"{config['samples']} samples" if config["bytes"] is None else _exact_bytes(config["bytes"])
@@ -174,12 +174,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        return f"{self.title}, {self.memory}" if self.uses_memory else self.title
+        return f"{self.title}, {self.memory}" if self.has_budget else self.title
 
     @property
     def order(self) -> tuple[Any, ...]:
         config = self.results[0]["config"]["learner"]["memory"]
-        size = (not self.uses_memory, *(config[key] or 0 for key in ("bytes", "samples")))
+        size = (not self.has_budget, *(config[key] or 0 for key in ("bytes", "samples")))
         variant = any(key not in _CONDITIONS for key in self.deviations)
         place = (list(DATASETS).index(self.dataset), self.conditions, variant, *size)
         return (*place, config["codec"], config["quality"], methods.names().index(self.method), self.title)
@@ -187,9 +187,9 @@ class Group:
     def paper(self, metric: str) -> Estimate:
         """The paper's value, if the setting is the paper's in everything that decides it."""
         memory = self.results[0]["config"]["learner"]["memory"]
-        if self.uses_memory and (memory["samples"] is None or memory["codec"] != "raw"):
+        if self.has_budget and (memory["samples"] is None or memory["codec"] != "raw"):
             return Estimate()
-        buffer = memory["samples"] if self.uses_memory else None
+        buffer = memory["samples"] if self.has_budget else None
         if not self._differing:
             return paper_value(self.method, self.dataset, buffer, metric)
         if self._differing == presets.OCM_SETTING:
@@ -313,6 +313,8 @@ def _cost_row(one: Group, machines: list[str], trunks: bool) -> dict[str, str]:
     if held > 0:
         overhead = f"{one.mean('overhead', 'numbers'):.2f}, {one.mean('overhead', 'bytes'):.2f}"
         kept = [f"{held:,.0f}", f"{total / held:,.0f}", format_bytes(total), overhead]
+    elif total > 0:  # a closed-form method's statistics
+        kept[2] = format_bytes(total)
     numbers = sorted({machines.index(machine(result)) + 1 for result in one.results})
     return {
         "method": one.title,

@@ -53,6 +53,12 @@ class Interrupted(Exception):
     """The run was asked to stop, and saved itself."""
 
 
+def has_budget(method: str) -> bool:
+    """Whether a method keeps anything of the samples: replayed samples, or statistics."""
+    kind = methods.method_class(method)
+    return kind.uses_memory or kind.closed_form
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """One run, completely: the same RunConfig gives the same numbers on the same machine."""
@@ -83,7 +89,7 @@ class RunConfig:
                 self.learner.backbone != LearnerConfig.backbone,
             ),
             (f"{self.tasks}tasks", self.tasks != registry.info(self.dataset).tasks),
-            (size, methods.method_class(self.learner.method).uses_memory),
+            (size, has_budget(self.learner.method)),
             (f"{memory.codec}{memory.quality}", memory.codec not in ("raw", LATENT)),
             (self.stream, self.stream != "split"),
             (f"limit{self.limit}", self.limit is not None),
@@ -304,16 +310,15 @@ class Run:
     def result(self) -> dict[str, Any]:
         progress, learner, memory = self.progress, self.learner, self.learner.memory
         p50, p95 = np.percentile(progress.step_seconds, [50, 95]) * 1e3
-        uses_memory = learner.method.uses_memory
         return {
             "dataset": self.config.dataset,
             "method": self.config.learner.method,
             "tasks": len(self.stream.tasks),
             "seed": self.config.seed,
             "class_order": list(self.stream.class_order),
-            "buffer_samples": len(memory) if uses_memory else 0,
-            "budget_bytes": self.config.learner.memory.bytes if uses_memory else 0,
-            "bytes": memory.byte_breakdown(),
+            "buffer_samples": len(memory) if learner.method.uses_memory else 0,
+            "budget_bytes": self.config.learner.memory.bytes if has_budget(learner.method.name) else 0,
+            "bytes": learner.byte_breakdown(),
             "overhead": memory.overhead(),
             "accuracy_matrix": progress.accuracy,
             "class_accuracy": progress.class_accuracy,

@@ -135,7 +135,7 @@ class OnDevice:
         return self.learner.predict(samples, averaged=self._averaged).best
 
     def bytes(self) -> dict[str, int]:
-        return self.learner.memory.byte_breakdown()
+        return self.learner.byte_breakdown()
 
 
 class DenseHead:
