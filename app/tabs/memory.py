@@ -300,11 +300,14 @@ def shown(studio: Studio) -> Shown:
     def make(facts: tuple[Any, ...]) -> tuple[str]:
         memory, *_ = facts
         try:
-            held = class_bars(look_into(studio, None, 0).counts, looks(studio))
+            some = memory["samples"]
+            held = (
+                class_bars(look_into(studio, None, 0).counts, looks(studio)) if some else empty(NOTHING_HELD)
+            )
         except UserError as error:  # a stopped learner: its memory's bytes are still known
             held = empty(f"The samples of each class are not known now: {error}.")
         text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory)}"
-        return (text + (held if memory["samples"] else empty(NOTHING_HELD)),)
+        return (text + held,)
 
     return Shown(facts, make)
 

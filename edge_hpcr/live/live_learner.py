@@ -22,6 +22,7 @@ import torch
 
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.backbones import NoBackbone, backbone_class
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
@@ -107,8 +108,8 @@ class LiveLearner:
                 f"this workspace cannot learn or answer here: {error}; labels are kept, and learned later"
             )
             self.problems.append(self.unable)
-            # In its place one that nobody teaches: it knows no class, so it answers nothing.
-            self.learner, notes = Learner(STAND_IN, self.device), {}
+            self.learner, notes = self._stand_in()
+        self._notes = notes  # of the checkpoint that it started from
         self.follower = Follower(notes.get("applied", 0))
         self.self_test = SelfTest(self, notes)
         self._saving = Saving(self)
@@ -128,6 +129,15 @@ class LiveLearner:
         self._stopping = False
         self._status = self._make_status()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+
+    def _stand_in(self) -> tuple[Learner, dict[str, Any]]:
+        """In the place of a learner that cannot be made here one that knows no class, and what the newest checkpoint says."""
+        saved, _ = checkpoints.newest(self.workspace.layout, checkpoint.facts)
+        learner = Learner(
+            replace(STAND_IN, memory=MemoryConfig(bytes=self.workspace.settings.memory_bytes)), "cpu"
+        )
+        learner.step = saved["step"] if saved else 0
+        return learner, saved["notes"] if saved else {}
 
     def _check_settings(self, settings: Settings) -> None:
         made, wanted = self.learner.config, learner_config(settings)
@@ -281,6 +291,8 @@ class LiveLearner:
 
     def memory_facts(self) -> dict[str, Any]:
         memory = self.learner.memory
+        if self.unable and self._notes:
+            return dict(self._notes["memory"])
         return {
             "samples": len(memory),
             "bytes": memory.byte_breakdown(),
