@@ -32,6 +32,11 @@ from edge_hpcr.workspace.folder import Workspace
             ["bench", "--dataset", "digits", "--buffer", "9", "--budget", "1MB"],
             "--budget is not allowed with",
         ),
+        (["bench", "--dataset", "digits", "--backbone", "vgg"], "unknown backbone 'vgg'.*efficientnet_lite0"),
+        (
+            ["bench", "--dataset", "digits", "--backbone", "efficientnet_lite0", "--codec", "raw"],
+            "codec raw.*latent",
+        ),
         # settings
         (["bench", "--dataset", "digits", "--set", "gamma=3"], "no such setting.*alpha"),
         (["bench", "--dataset", "digits", "--set", "gamma"], "KEY=VALUE"),

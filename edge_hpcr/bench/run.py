@@ -36,6 +36,7 @@ from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import locked, write_atomically
 from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner.backbones import backbone_class
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
@@ -377,7 +378,7 @@ def make_config(
 ) -> RunConfig:
     """A run with the dataset's own number of tasks, and its own image size unless the backbone is pre-trained."""
     info = registry.info(dataset)
-    size = {"height": info.side, "width": info.side} if backbone == LearnerConfig.backbone else {}
+    size = {} if backbone_class(backbone).has_trunk else {"height": info.side, "width": info.side}
     learner = LearnerConfig.recommended(
         backbone,
         method=method,

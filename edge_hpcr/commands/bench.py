@@ -195,7 +195,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
         learner_options |= {"height": arguments.image_size, "width": arguments.image_size}
     if arguments.weights is not None:
         learner_options["weights"] = str(arguments.weights)
-    usual_codec = "raw" if arguments.backbone == LearnerConfig.backbone else LATENT
+    usual_codec = LATENT if backbones.backbone_class(arguments.backbone).has_trunk else "raw"
     memory_options: dict[str, Any] = {
         "codec": arguments.codec or usual_codec,
         "quality": arguments.quality,

@@ -18,9 +18,7 @@ from edge_hpcr.commands.cli import at_most_one, make_writable
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import disk_errors
 from edge_hpcr.common.units import parse_setting
-from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import LearnerConfig
-from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.live_learner import learner_config
 from edge_hpcr.workspace.settings import Settings
 
@@ -181,20 +179,14 @@ def _possible(wanted: list[int], pictures: Pictures) -> tuple[int, ...]:
 
 
 def _learner(contestant: str, settings: Settings) -> LearnerConfig:
-    """The learner of a new workspace, or of one with a rival's method; `scratch` is the paper's."""
+    """The learner of a new workspace, with a rival's method, or as the paper has it."""
     if contestant == "scratch":
-        return learner_config(settings)
-    side = settings.image_size
-    trunk = LearnerConfig.recommended(
-        "efficientnet_lite0",
-        **({} if side == Settings().image_size else {"height": side, "width": side}),
-        memory=MemoryConfig(bytes=settings.memory_bytes, codec="latent"),
-        ema_decay=LearnerConfig.ema_decay if settings.averaged else None,
-    )
-    if contestant in ("ours", "dense"):
-        return trunk
-    methods.method_class(contestant)
-    return replace(trunk, method=contestant)
+        settings = settings.replace(
+            backbone=LearnerConfig.backbone, weights="", image_size=LearnerConfig.height
+        )
+    elif contestant not in ("ours", "dense"):
+        settings = settings.replace(method=contestant)
+    return learner_config(settings)
 
 
 def _run_all(runs: list[TeachConfig], pictures: Pictures, out: Path, fresh: bool) -> list[dict[str, Any]]:
