@@ -19,8 +19,8 @@ help: ## list these targets
 run: install ## set up, then open the app on http://127.0.0.1:7860 (its workspace: ./workspace)
 	$(BIN)/python -m app
 
-# Two at a time, a file each: much of a browser's test is waiting.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# Two at a time, a file each, in the order of tests/conftest.py: much of a browser's test is waiting.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: check browser ## set up, check, then run every test
 	$(PYTEST)

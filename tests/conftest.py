@@ -11,6 +11,11 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
 
+def pytest_collection_modifyitems(items):
+    # The longest files first: else one worker would be left with one of them at the end.
+    items.sort(key=lambda item: item.get_closest_marker("browser") is None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def few_threads():
     # A small network is fastest on one thread; EDGE_HPCR_TEST_THREADS tries others.

@@ -3,6 +3,8 @@
 import io
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -20,14 +22,13 @@ from export.publish.versions import latest_version, versions
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture
-def app(tmp_path):
+@contextmanager
+def taught(path: Path) -> Iterator[OwnServer]:
     """Three kinds of digits, twelve of each with a label, and nine in the queue."""
-    with Workspace.open(tmp_path / "workspace") as workspace:
-        workspace.change_settings(
-            source="browser", **SMALL
-        )  # a camera that nobody has: no new frames disturb the counts
-    with running(tmp_path / "workspace") as app:
+    with Workspace.open(path) as workspace:
+        # A camera that nobody has: no new frames disturb the counts.
+        workspace.change_settings(source="browser", **SMALL)
+    with running(path) as app:
         studio = app.server.studio
         digits = load("digits")
         for digit, name in enumerate(("zero", "one", "two")):
@@ -38,6 +39,19 @@ def app(tmp_path):
             class_id = studio.journal.create_class(name)
             studio.journal.label_each((sample_id, class_id) for sample_id in ids[:12])
         assert studio.live.wait_until_caught_up(120)
+        yield app
+
+
+@pytest.fixture
+def app(tmp_path):
+    with taught(tmp_path / "workspace") as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def shared_app(tmp_path_factory):
+    """One app for the tests that leave labels, classes, memory and settings as they are."""
+    with taught(tmp_path_factory.mktemp("shared") / "workspace") as app:
         yield app
 
 
@@ -131,16 +145,17 @@ def test_a_zip_is_imported_and_exported(app, browser):
     ],
     ids=["no zip", "paths outside", "bomb"],
 )
-def test_bad_zips_are_refused_with_a_sentence(app, browser, content, says):
-    page = open_page(browser, app, "Review")
+def test_bad_zips_are_refused_with_a_sentence(shared_app, browser, content, says):
+    page = open_page(browser, shared_app, "Review")
     page.locator("#review details summary").first.click()
     upload(page, content)
     wait_for(
         lambda: re.search(says, said(page)) is not None, f"a sentence about {says}; it says {said(page)}"
     )
-    assert labels_of(app) == {"zero": 12, "one": 12, "two": 12}
+    assert labels_of(shared_app) == {"zero": 12, "one": 12, "two": 12}
     wait_for(
-        lambda: not any(p.is_file() for p in app.server.temporary.rglob("*")), "an empty temporary folder"
+        lambda: not any(p.is_file() for p in shared_app.server.temporary.rglob("*")),
+        "an empty temporary folder",
     )
 
 
@@ -270,8 +285,8 @@ async ([selector, text]) => {
 """
 
 
-def test_what_is_typed_as_soon_as_a_field_can_be_seen_stays(app, browser):
-    page = open_page(browser, app)
+def test_what_is_typed_as_soon_as_a_field_can_be_seen_stays(shared_app, browser):
+    page = open_page(browser, shared_app)
     for tab, field, text in (
         ("Memory", "#memory-budget :is(input, textarea)", "1 MB"),
         ("Benchmarks", "#benchmarks-limit input", "7"),
@@ -285,13 +300,13 @@ def test_what_is_typed_as_soon_as_a_field_can_be_seen_stays(app, browser):
         assert page.evaluate("window.typed") == text, tab
 
 
-def test_what_another_page_changes_back_is_shown(app, browser):
-    page = open_page(browser, app, "Models")
+def test_what_another_page_changes_back_is_shown(shared_app, browser):
+    page = open_page(browser, shared_app, "Models")
     page.get_by_text("Publish by itself").click()
     page.locator("#models-seconds input").first.fill("3600")
     page.locator("#models-save-policy").click()
-    wait_for(lambda: app.server.studio.workspace.settings.publish_seconds == 3600, "the setting")
-    app.server.studio.change_settings(publish_seconds=0)
+    wait_for(lambda: shared_app.server.studio.workspace.settings.publish_seconds == 3600, "the setting")
+    shared_app.server.studio.change_settings(publish_seconds=0)
     go_to(page, "Teach")
     go_to(page, "Models")
     expect(page.locator("#models-seconds input").first).to_have_value("0")
@@ -323,11 +338,11 @@ def test_publish_and_roll_back(app, browser):
     assert [each.version for each in versions(exports)] == [1, 2]
 
 
-def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(app, browser):
-    page = open_page(browser, app, "Benchmarks")
+def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(shared_app, browser):
+    page = open_page(browser, shared_app, "Benchmarks")
     page.locator("#benchmarks-limit input").first.fill("60")
     page.locator("#benchmarks-start").click()
-    results = app.workspace / "benchmarks"
+    results = shared_app.workspace / "benchmarks"
     wait_for(lambda: any(results.glob("digits-*.json")), "the result", 240)
     expect(page.locator("#benchmarks-curves svg").first).to_be_visible()
     expect(page.locator("#benchmarks-results")).to_contain_text("hpcr")
@@ -335,9 +350,9 @@ def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(app, browser):
     expect(page.locator("#strip")).not_to_contain_text("stopped by an error")
 
 
-def test_missing_data_are_explained_with_the_command(app, browser, monkeypatch, tmp_path):
+def test_missing_data_are_explained_with_the_command(shared_app, browser, monkeypatch, tmp_path):
     monkeypatch.setenv("EDGE_HPCR_DATA", str(tmp_path / "nothing"))
-    page = open_page(browser, app, "Benchmarks")
+    page = open_page(browser, shared_app, "Benchmarks")
     page.locator("#benchmarks-dataset input").click()
     page.get_by_role("option", name="tiny_imagenet").click()
     expect(page.locator("#benchmarks-note")).to_contain_text("data get tiny_imagenet")
@@ -346,11 +361,11 @@ def test_missing_data_are_explained_with_the_command(app, browser, monkeypatch, 
 # Small screens and other colours ------------------------------------------------------------------------------------
 
 
-def test_no_tab_is_wider_than_a_phone(app, browser):
+def test_no_tab_is_wider_than_a_phone(shared_app, browser):
     page = browser.new_page(viewport={"width": 380, "height": 800})
-    page.goto(app.address)
+    page.goto(shared_app.address)
     expect(page.locator("#strip")).to_contain_text("labels")
     for tab in ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings"):
         go_to(page, tab)
-        page.wait_for_timeout(1500)
+        page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth") <= 380, tab

@@ -19,8 +19,6 @@ from export.publish.snapshot import (
     snapshot_of_workspace,
 )
 
-pytestmark = pytest.mark.computes
-
 
 @pytest.fixture
 def teaching(tmp_path):
@@ -52,6 +50,7 @@ def test_a_running_learner_is_copied_with_the_names_and_colours_of_its_classes(t
     assert snapshot.images.shape == (8, 8, 8, 3)
 
 
+@pytest.mark.computes
 @pytest.mark.slow
 def test_the_copy_stays_as_it_was_when_learning_goes_on(teaching):
     one = teaching()
@@ -63,6 +62,7 @@ def test_the_copy_stays_as_it_was_when_learning_goes_on(teaching):
     assert len(snapshot.classes) == 1 and len(snapshot_of(one.live).classes) == 2
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("averaged", [True, False])
 def test_the_averaged_weights_are_taken_if_the_workspace_uses_them(teaching, averaged):
     one = teaching(averaged=averaged)
@@ -84,6 +84,7 @@ def test_taking_a_snapshot_leaves_the_learners_random_numbers_alone(teaching):
     assert one.live.learner.rng.bit_generator.state == before
 
 
+@pytest.mark.computes
 @pytest.mark.slow
 def test_a_workspace_at_rest_gives_the_snapshot_that_its_learner_gave(teaching):
     one = teaching()

@@ -17,8 +17,6 @@ from edge_hpcr.live.saving import tidy, trim_queue
 from edge_hpcr.live.status import read_status
 from edge_hpcr.workspace.folder import Workspace
 
-pytestmark = pytest.mark.computes
-
 PATIENCE = 60.0
 
 
@@ -82,6 +80,7 @@ def bench(tmp_path, digits):
         one.close()
 
 
+@pytest.mark.computes
 def test_one_label_alone_is_learned_and_everything_stays_finite(bench):
     one = bench()
     (sample,) = one.label(3)
@@ -92,6 +91,7 @@ def test_one_label_alone_is_learned_and_everything_stays_finite(bench):
     assert answer.top == ((one.class_of(3), pytest.approx(1.0)),)
 
 
+@pytest.mark.computes
 @pytest.mark.slow
 def test_labels_given_one_at_a_time_are_learned_and_told_apart(bench, digits):
     one = bench(idle_steps=40, idle_share=1.0)
@@ -487,6 +487,7 @@ def test_an_average_that_is_wanted_later_is_kept_from_then_on(bench):
     one.learned()
 
 
+@pytest.mark.computes
 @pytest.mark.slow
 def test_labels_that_their_neighbours_contradict_are_pointed_out(bench):
     one = bench(idle_steps=60, idle_share=1.0, held_out_share=0.0)

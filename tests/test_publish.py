@@ -24,8 +24,6 @@ from export.publish.publish import publish, unchanged
 from export.publish.snapshot import HeldOutSamples, snapshot_of
 from export.publish.versions import prune, rollback, rolled_back, rollforward, versions
 
-pytestmark = pytest.mark.computes
-
 
 @pytest.fixture
 def exports(tmp_path):
