@@ -289,7 +289,7 @@ def test_an_undo_does_not_overtake_the_label_before_it(app):
     class_id = studio.journal.create_class("overtaken")
     with ThreadPoolExecutor() as threads:
         label = threads.submit(studio.label_frames, numbers, class_id)
-        wait_for(lambda: label.done() or is_taken(studio), "the label", 10)
+        wait_for(lambda: label.done() or is_taken(studio), "the label")
         assert studio.undo().message == "undone: labelled (12 samples)"
         assert label.result().samples == 12
     assert {row.name: row.labels for row in studio.journal.classes()}["overtaken"] == 0

@@ -178,7 +178,7 @@ def test_it_goes_on_while_the_model_changes_is_damaged_and_disappears(
         last = answer("white")
         assert (last["version"], last["top"][0]["name"]) == (2, "white")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stdout.read() == ""
 
 
@@ -189,7 +189,7 @@ def test_a_camera_that_is_not_there_is_waited_for_until_somebody_ends_it(exports
         lines = [process.stderr.readline(), process.stderr.readline()]
         assert any("camera 9: reconnecting: cannot open" in line for line in lines)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, "Traceback" in errors) == (0, False), errors
 
 
@@ -200,7 +200,7 @@ def test_a_first_model_is_waited_for_if_asked(images: Path, tmp_path: Path):
         line_of(process.stderr, "waiting for a first model")
         publish(exports, 1)
         assert len(process.stdout.readlines()) == 4
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_when_nobody_reads_the_results_any_more_it_ends_quietly(exports: Path, i
             process.stdout.readline()
         process.stdout.close()
         add(images, "9.png", "red")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         errors = process.stderr.read()
     assert "Traceback" not in errors and "BrokenPipe" not in errors
 
@@ -271,7 +271,7 @@ def test_a_model_that_hangs_on_a_frame_does_not_hold_up_the_end(tmp_path: Path, 
     with running_device("--models", tmp_path / "exports", "--source", tmp_path / "images") as process:
         line_of(process.stderr, "model v2")
         busy = psutil.Process(process.pid).cpu_times
-        deadline, before = time.monotonic() + 20, busy().user
+        deadline, before = time.monotonic() + 60, busy().user
         while busy().user < before + 0.5:  # nothing else takes so long
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -360,7 +360,7 @@ def test_results_go_to_mqtt_and_a_broker_that_leaves_stops_nothing(exports: Path
             for _ in NAMES:
                 process.stdout.readline()
             number = 10
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             sent: list[str] = []
             while not sent or not broker.messages:  # what comes before it is connected is dropped
                 assert time.monotonic() < deadline

@@ -302,4 +302,4 @@ def test_a_watched_folder_may_be_away_for_a_while(exports: Path, tmp_path: Path)
         assert device.stderr.readline() == f"export.runtime: {folder}: works again\n"
         Image.fromarray(frame_of("green")).save(folder / "a.png")
         assert json.loads(device.stdout.readline())["top"][0]["name"] == "green"
-        assert device.wait(20) == 0
+        assert device.wait(60) == 0

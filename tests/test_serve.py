@@ -252,7 +252,7 @@ def test_the_command_serves_until_it_is_interrupted(workspace: Path):
         assert json.loads(connection.getresponse().read())["version"] == 1
         connection.close()
         process.send_signal(2)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
 
 

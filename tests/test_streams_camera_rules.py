@@ -86,12 +86,12 @@ def test_closing_wakes_the_reader_that_waits(hang):
 @pytest.mark.slow
 def test_waits_grow_to_the_longest_one_while_a_camera_cannot_be_opened():
     opens = Cameras()
-    with Camera("test", opens, Patience(waits=(0.05, 0.1, 0.5))) as camera:
+    with Camera("test", opens, Patience(waits=(0.05, 0.1, 1.0))) as camera:
         wait_for(lambda: len(opens.opened_at) == 5)
         assert camera.state().phase == "reconnecting"
     gaps = np.diff(opens.opened_at)
-    assert all(gap >= least for gap, least in zip(gaps, (0.05, 0.1, 0.5, 0.5), strict=True))
-    assert gaps[0] < 0.5  # and the first wait is a short one
+    assert all(gap >= least for gap, least in zip(gaps, (0.05, 0.1, 1.0, 1.0), strict=True))
+    assert gaps[0] < 1.0  # and the first wait is a short one
 
 
 def test_the_state_says_why_and_when_the_next_try_is():
@@ -206,7 +206,7 @@ def test_close_is_prompt_whatever_the_camera_does(where, hang):
     wait_for(lambda: camera.state().phase == phase)
     started = time.monotonic()
     camera.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     assert camera.state().phase == "closed"
     with pytest.raises(EndOfStream):
         camera.read(20)

@@ -112,17 +112,19 @@ def test_the_order_of_the_digits_depends_on_the_seed_and_on_the_round(digits):
 
 @pytest.mark.slow
 def test_digits_keep_their_pace_and_pass_by_unseen():
-    with Digits(fps=20) as stream:
+    with Digits(fps=2) as stream:
         started = time.monotonic()
         assert stream.read(0) is not None  # the first one is there at once
         assert stream.read(0) is None
         assert stream.read(5) is not None
-        assert time.monotonic() - started >= 1 / 20
-        time.sleep(0.5)  # nobody looks
+        assert time.monotonic() - started >= 1 / 2
+    with Digits(fps=100) as stream:
+        assert stream.read(0) is not None
+        time.sleep(0.1)  # nobody looks
         assert stream.read(0) is not None
         state = stream.state()
-        assert state.dropped >= 7 and state.frames == state.dropped + 3
-        assert state.message == "live, 20.0 frames/s" and state.size == (8, 8)
+        assert state.dropped >= 7 and state.frames == state.dropped + 2
+        assert state.message == "live, 100.0 frames/s" and state.size == (8, 8)
 
 
 def test_digits_come_twice_a_second_unless_told_otherwise():
@@ -143,7 +145,7 @@ def test_close_wakes_a_reader_of_digits():
     started = time.monotonic()
     with pytest.raises(EndOfStream):
         stream.read(60)
-    assert time.monotonic() - started < 5 and stream.state().phase == "closed"
+    assert time.monotonic() - started < 30 and stream.state().phase == "closed"
 
 
 @pytest.mark.slow
