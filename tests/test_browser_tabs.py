@@ -220,7 +220,7 @@ def test_accuracy_says_on_how_many_samples_it_rests(app, browser):
 
 def test_the_memory_is_made_smaller_after_a_warning(app, browser):
     page = open_page(browser, app, "Memory")
-    expect(page.locator("#memory-facts")).to_contain_text("2.00 MB")
+    expect(page.locator("#memory-facts")).to_contain_text("8.00 MB")
     expect(page.locator("#memory-preview")).to_contain_text("nothing would be dropped")
     before = app.server.studio.live.status()["memory"]["samples"]
     budget = page.locator("#memory-budget input, #memory-budget textarea").first
