@@ -26,7 +26,7 @@ from edge_hpcr.bench.run import plain, versions
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import one_of
 from edge_hpcr.common.files import locked, write_atomically
-from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
+from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 
 CONTESTANTS = ("ours", "scratch", "ncm", "slda", "ranpac", "dense")
 ORDERS = ("one_after_the_other", "shuffled")
@@ -240,7 +240,7 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
         "prediction_ms": _percentiles(timed(contestant.predict, inputs.images(draw.tested[:TIMED]))),
         "seconds": seconds,
         "config": plain(asdict(config)),
-        "versions": versions(config.threads, config.device),
+        "versions": versions(config.threads, str(resolve_device(config.device))),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
