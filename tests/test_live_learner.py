@@ -10,6 +10,7 @@ import pytest
 from workspace_parts import SMALL
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import Learner
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.live.live_learner import LiveLearner
@@ -518,3 +519,24 @@ def test_an_image_is_not_dropped_when_its_sample_was_labelled_after_somebody_loo
     one.journal.label([sample], one.class_of(1))
     assert one.workspace.forget_images([sample], covered=looked_at) == []
     assert sample in one.learned().memory.ids()
+
+
+def test_statistics_follow_corrections_undo_and_merges_as_if_the_labels_had_been_right_from_the_start(bench):
+    """A closed-form method keeps no sample: what was learned wrong is subtracted, from the image on disk."""
+    one = bench(method="ncm", held_out_share=0.3)
+    ids = one.label(3, 6) + one.label(5, 4) + one.label(8, 4)
+    one.journal.label(ids[:2], one.class_of(5))
+    one.journal.merge_classes(one.class_of(8), one.class_of(5))
+    one.label(3)
+    one.journal.undo()
+    learner = one.learned()
+    rows = [row for row in one.journal.all_samples(state="labelled") if not row.held_out]
+    assert 0 < len(rows) < len(ids) and not one.live.problems
+    fresh = Learner(learner.config, device="cpu")
+    fresh.add_class(learner.class_ids[0])
+    fresh.add_class(learner.class_ids[1])
+    for row in rows:
+        fresh.observe(one.live.prepare(one.workspace.image(row.id))[None], [row.class_id])
+    assert learner.class_ids == fresh.class_ids == [one.class_of(3), one.class_of(5)]
+    assert learner.method.counts.tolist() == fresh.method.counts.tolist()
+    np.testing.assert_allclose(learner.method.sums.numpy(), fresh.method.sums.numpy(), atol=1e-4)

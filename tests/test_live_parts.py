@@ -116,14 +116,17 @@ def test_a_label_teaches_a_correction_also_mends_the_memory_an_undone_one_is_for
     first, *_ = operations(_label(1, (7, None, 2, False)))
     assert first == Teach(7, 2, False, fresh=True, corrected=False, seq=1, at=101.0)
     correction = list(operations(_label(2, (7, 2, 3, False), kind="correct")))
-    assert correction[:2] == [Relabel(7, 3), Teach(7, 3, False, fresh=False, corrected=True, seq=2, at=102.0)]
+    assert correction[:2] == [
+        Relabel(7, 3, was=2, taught_anew=True),
+        Teach(7, 3, False, fresh=False, corrected=True, seq=2, at=102.0),
+    ]
     undone, *_ = operations(_label(3, (7, 3, None, False), kind="undo"))
-    assert undone == Forget(7)
+    assert undone == Forget(7, was=3)
 
 
 def test_a_merge_moves_labels_without_teaching_the_images_again():
-    merged = list(operations(_label(4, (7, 2, 3, False), (8, 2, 3, True), kind="merge", closed=[2])))
-    assert merged[:3] == [Relabel(7, 3), Relabel(8, 3), Close(2)]
+    merged = list(operations(_label(4, (7, 2, 3, False), (8, 2, 3, True, True), kind="merge", closed=[2])))
+    assert merged[:3] == [Relabel(7, 3, was=2), Relabel(8, 3, was=None), Close(2)]  # 8 was held out
 
 
 def test_labels_of_several_events_share_a_step_and_count_as_applied_when_it_is_done():
@@ -163,7 +166,7 @@ def test_operations_keep_the_journal_s_order():
     )
     first = follower.next(10)
     assert isinstance(first, list) and len(first) == 1
-    assert follower.next(10) == Forget(1)
+    assert follower.next(10) == Forget(1, was=5)
     assert follower.next(10)[0].seq == 3
 
 

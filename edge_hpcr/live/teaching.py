@@ -33,15 +33,18 @@ class Teach:
 
 @dataclass(frozen=True)
 class Relabel:
-    """Only the memory's label changes (a merge, or its undoing): nobody has looked at the image again."""
+    """The memory's label changes. Without a `Teach` after it (a merge, or its undoing), nobody looked at the image."""
 
     sample_id: int
     class_id: int
+    was: int | None = None  # the class that it was learned as; None: it was held out
+    taught_anew: bool = False
 
 
 @dataclass(frozen=True)
 class Forget:
     sample_id: int
+    was: int | None = None  # as above
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,15 @@ Operation = Teach | Relabel | Forget | Close | Done
 
 def operations(event: Event) -> Iterable[Operation]:
     for move in event.moves:
+        learned = None if move.was_held_out else move.was
         if move.now is None:
-            yield Forget(move.sample_id)
+            yield Forget(move.sample_id, learned)
             continue
-        if move.was is not None:
-            yield Relabel(move.sample_id, move.now)
         # A label says something about an image; a merge, or undoing one, only about names.
-        if move.was is None or event.kind in ("label", "correct"):
+        taught = move.was is None or event.kind in ("label", "correct")
+        if move.was is not None:
+            yield Relabel(move.sample_id, move.now, learned, taught)
+        if taught:
             fresh, corrected = event.kind == "label" and move.was is None, move.was is not None
             yield Teach(move.sample_id, move.now, move.held_out, fresh, corrected, event.seq, event.at)
     for class_id in event.closed:
@@ -163,9 +168,11 @@ class Teaching:
                 self._teach(work)
             elif isinstance(work, Relabel):
                 self._live.learner.relabel(work.sample_id, work.class_id)
+                self._correct(work, None if work.taught_anew else work.class_id)
             elif isinstance(work, Forget):
                 self._live.learner.forget(work.sample_id)
                 self._live.self_test.forget(work.sample_id)
+                self._correct(work, None)
             elif work.class_id in self._live.learner.class_ids:
                 self._live.learner.drop_class(work.class_id)
                 self._live.self_test.held_out.drop(work.class_id)
@@ -174,6 +181,21 @@ class Teaching:
             # One label that cannot be learned (an image that is gone, a class too many for the budget) must not
             # stop all others. It stays in the journal.
             self._live.report(str(error))
+
+    def _correct(self, work: Relabel | Forget, class_id: int | None) -> None:
+        """Let a method that keeps statistics instead of samples move one to another class, or out."""
+        learner = self._live.learner
+        if not learner.method.closed_form or work.was not in learner.class_ids:
+            return
+        try:
+            image = self._live.prepare(self._live.workspace.image(work.sample_id))[None]
+        except UserError as error:
+            self._live.report(f"sample {work.sample_id} stays learned as before: {error}")
+            return
+        learner.unlearn(image, [work.was])
+        if class_id is not None:
+            learner.observe(image, [class_id])
+        self._live.predictor.refresh()
 
     def _teach(self, batch: list[Teach]) -> None:
         """Test on the labels, then train on those that are not held out."""

@@ -40,9 +40,9 @@ class Journal(Queries):
     >>> mug = journal.create_class("mug")
     >>> (sample,) = journal.add_samples([NewSample(file_bytes=700, digest="", origin="camera 0")])
     >>> journal.label([sample], mug).moves
-    [Move(sample_id=1, was=None, now=1, held_out=False)]
+    [Move(sample_id=1, was=None, now=1, held_out=False, was_held_out=False)]
     >>> journal.undo().moves
-    [Move(sample_id=1, was=1, now=None, held_out=False)]
+    [Move(sample_id=1, was=1, now=None, held_out=False, was_held_out=False)]
     >>> journal.close(); folder.cleanup()
     """
 

@@ -63,6 +63,7 @@ class Move:
     was: int | None
     now: int | None
     held_out: bool  # after the event
+    was_held_out: bool = False  # before it
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Event:
     @classmethod
     def of_body(cls, seq: int, at: float, kind: str, body: Body) -> "Event":
         moves = [
-            Move(sample_id, before.class_id, after.class_id, after.held_out)
+            Move(sample_id, before.class_id, after.class_id, after.held_out, before.held_out)
             for sample_id, before, after in body.samples
             if before.class_id != after.class_id
         ]
