@@ -32,6 +32,7 @@ PARTS = (
     ("features", "#e69f00", ("features",)),
     ("logits", "#cc79a7", ("logits",)),
     ("labels and bookkeeping", "#009e73", ("label", "bookkeeping")),
+    ("the method's statistics", "#56b4e9", ("method",)),
 )
 ENCODINGS = {
     "raw": "raw: pixels as they are",
@@ -49,6 +50,8 @@ NOTHING_HELD = (
     "The memory is empty. Teach something on the Teach tab: what is learned is kept here for replay."
 )
 
+STATISTICS_HELD = "The memory is empty: this method keeps statistics of the samples, not the samples. They count in the bytes above."
+
 
 # What it is now -------------------------------------------------------------------------------------------------------
 
@@ -61,7 +64,10 @@ def kept(codec: str) -> str:
 def budget_bar(facts: dict[str, Any]) -> str:
     """The status's facts about the memory as one bar in bytes."""
     sizes, budget, what = facts["bytes"], facts["budget"], kept(facts["codec"])
-    used = [(name.format(kept=what), colour, sum(sizes[key] for key in keys)) for name, colour, keys in PARTS]
+    used = [
+        (name.format(kept=what), colour, sum(sizes.get(key, 0) for key in keys))
+        for name, colour, keys in PARTS
+    ]
     parts = [(*part, format_bytes(part[2])) for part in used]
     title = (
         f"{format_bytes(sizes['total'])} of {format_bytes(budget)} used by "
@@ -300,10 +306,9 @@ def shown(studio: Studio) -> Shown:
     def make(facts: tuple[Any, ...]) -> tuple[str]:
         memory, *_ = facts
         try:
-            some = memory["samples"]
-            held = (
-                class_bars(look_into(studio, None, 0).counts, looks(studio)) if some else empty(NOTHING_HELD)
-            )
+            held = empty(STATISTICS_HELD if memory["bytes"].get("method") else NOTHING_HELD)
+            if memory["samples"]:
+                held = class_bars(look_into(studio, None, 0).counts, looks(studio))
         except UserError as error:  # a stopped learner: its memory's bytes are still known
             held = empty(f"The samples of each class are not known now: {error}.")
         text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory)}"

@@ -546,7 +546,7 @@ class Learner:
 
     @_exclusive
     def byte_breakdown(self) -> dict[str, int]:
-        """The memory's bytes by kind, and those that the method keeps beside it."""
+        """All bytes that are kept of samples: the memory's by kind, and the method's own."""
         held, kept = self.memory.byte_breakdown(), self.method.bytes()
         return held | {"method": kept, "total": held["total"] + kept}
 

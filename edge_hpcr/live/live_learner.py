@@ -295,7 +295,7 @@ class LiveLearner:
             return dict(self._notes["memory"])
         return {
             "samples": len(memory),
-            "bytes": memory.byte_breakdown(),
+            "bytes": self.learner.byte_breakdown(),
             "budget": memory.config.bytes,
             "codec": memory.config.codec,
             "overhead": memory.overhead(),

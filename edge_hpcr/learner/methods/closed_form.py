@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.methods.contract import Method, StepView
 from edge_hpcr.learner.network import Classifier, Network
 
@@ -47,6 +48,9 @@ class ClosedForm(Method):
         self.change(view, F.normalize(features, dim=1), columns, 1)
 
     def take_out(self, view: StepView, features: Tensor, columns: Tensor) -> None:
+        asked = torch.bincount(columns, minlength=len(self.counts))
+        if (asked > self.counts).any():
+            raise UserError("a class has fewer samples than are to be taken out: nothing was changed")
         self.change(view, F.normalize(features, dim=1), columns, -1)
 
     def change(self, view: StepView, directions: Tensor, columns: Tensor, sign: int) -> None:
