@@ -41,8 +41,9 @@ from export.device.model_source import Loading, LocalModels
 from export.publish.publish import TEMPLATE, publish
 from export.publish.quantise import quantised
 from export.publish.republish import load_template, republish, save_template
+from export.publish.running import RunningModel
 from export.publish.snapshot import IMAGES, Snapshot, parity_images, snapshot_of_learner
-from export.publish.to_onnx import Exported, RunningModel, export_full, network_outputs
+from export.publish.to_onnx import Exported, export_full, network_outputs
 from export.publish.versions import rollback, rollforward
 
 GOAL_SIZE = 32  # pixels, at which the goals are set

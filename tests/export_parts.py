@@ -10,19 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from workspace_parts import SMALL
 
 from edge_hpcr.bench.datasets import load
+from edge_hpcr.learner.backbones import Backbone, BackboneConfig, Trunk
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 from export.device.manifest import ClassLabel
 from export.publish.publish import TEMPLATE
-from export.publish.republish import FILE, save_template
+from export.publish.republish import save_template
 from export.publish.snapshot import HeldOutSamples, Snapshot, snapshot_of_learner
-from export.publish.to_onnx import Exported, export_full
+from export.publish.to_onnx import Exported, export_full, network_outputs
 
 HELD_OUT, RIGHT = 60, 45
 CALIBRATION = Calibration(temperature=1.3, unknown_below=0.4, samples=HELD_OUT)
@@ -101,6 +104,54 @@ def snapshot_from(
     return snapshot_of_learner(learner, classes, held_out, calibration)
 
 
+class SmallTrunk(Backbone):
+    """As a pre-trained backbone, but traced in a moment: a trunk of one layer, with maps as latents."""
+
+    name = "small_trunk"
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            trunk = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU6())
+            self.trunk = Trunk(trunk, (8, config.height // 2, config.width // 2), "0" * 64)
+            self.layer = nn.Conv2d(8, 16, 3, 1, 1)
+        nn.init.zeros_(self.layer.bias)  # an exporter leaves out what is zero
+        self.feature_size = 16
+
+    def forward(self, inputs: torch.Tensor, groups: list[int] | None = None) -> torch.Tensor:
+        return nn.functional.relu(self.layer(inputs)).mean((2, 3))
+
+
+def snapshot_with_trunk(classes: int = 3, size: int = 16, seed: int = 0) -> Snapshot:
+    """Of a network that has learned nothing; of 40 held-out images it says what their labels say."""
+    network = Network(SmallTrunk(BackboneConfig(size, size, seed=0))).eval().requires_grad_(False)
+    generator = np.random.default_rng(seed)
+    network.backbone.layer.weight.copy_(
+        torch.from_numpy(generator.normal(size=network.backbone.layer.weight.shape))
+    )
+    images = np.random.default_rng(0).integers(0, 256, (64, size, size, 3), np.uint8)
+    images = (images * np.linspace(0, 1, 64)[:, None, None, None]).astype(np.uint8)
+    features = network(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255)[1]
+    network.proxies = nn.Parameter(features[:: 63 // max(1, classes - 1)][:classes] - features.mean(0), False)
+    snapshot = Snapshot(
+        network=network,
+        head=Classifier.by_proxies(network),
+        classes=tuple(ClassLabel(number, f"class {number}") for number in range(classes)),
+        height=size,
+        width=size,
+        backbone=SmallTrunk.name,
+        method="hpcr",
+        temperature=1.5,
+        unknown_below=0.2,
+        step=1 + seed,
+        images=images,
+        held_out=HeldOutSamples(images[:40], np.zeros(40, np.int64)),
+    )
+    answers = network_outputs(snapshot, images[:40]).scores.argmax(1)
+    return replace(snapshot, held_out=HeldOutSamples(images[:40], answers))
+
+
 @dataclass(frozen=True)
 class First:
     """A full export, and what it took."""
@@ -137,14 +188,15 @@ def _temporary() -> tempfile.TemporaryDirectory:
 def with_template(exports: Path) -> Path:
     """An exports folder in which nothing needs to be traced."""
     (exports / TEMPLATE).mkdir(parents=True, exist_ok=True)
-    (exports / TEMPLATE / FILE).write_bytes((first().folder / TEMPLATE / FILE).read_bytes())
+    for kept in (first().folder / TEMPLATE).iterdir():
+        (exports / TEMPLATE / kept.name).write_bytes(kept.read_bytes())
     return exports
 
 
 def with_proxies(snapshot: Snapshot, proxies: torch.Tensor) -> Snapshot:
     network = copy.deepcopy(snapshot.network)
     network.proxies = torch.nn.Parameter(proxies, requires_grad=False)
-    return replace(snapshot, network=network)
+    return replace(snapshot, network=network, head=Classifier.by_proxies(network))
 
 
 def confused(snapshot: Snapshot) -> Snapshot:

@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from export.device import model as model_file
 from export.device.hot_swap import HotSwap
+from export.device.manifest import FORMAT
 from export.device.model_source import Loading, LocalModels
 from export.device.one_file import MOST_FIELDS, check_one_file
 
@@ -313,7 +314,8 @@ FAR_TOO_LONG = "9" * 10_000
 DEEP = "[" * 100_000
 CLASSES = json.loads(metadata_of()["classes"])
 CASES |= {
-    "metadata of another format": metadata_case(format="2"),
+    "metadata of a new format": metadata_case(format=str(FORMAT + 1)),
+    "metadata of a format with a third output": metadata_case(format="2"),
     "metadata of another version": metadata_case(version="3"),
     "version not a number": metadata_case(version="two"),
     "version huge": metadata_case(version=HUGE),
@@ -364,7 +366,7 @@ CASES |= {
     "size negative": manifest_case(bytes=-1),
     "manifest of another version": manifest_case(version=3),
     "manifest of another step": manifest_case(step=7),
-    "manifest of a new format": manifest_case(format=2),
+    "manifest of a new format": manifest_case(format=FORMAT + 1),
     "manifest without classes": manifest_case(classes=[]),
     "manifest of 65,536 classes": manifest_case(classes=[{"id": i, "name": "x"} for i in range(65_536)]),
     "manifest of another size": manifest_case(

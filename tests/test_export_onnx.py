@@ -21,13 +21,14 @@ from export_parts import (
 from edge_hpcr.live.predictor import to_answers
 from export.device.model import Classifier
 from export.publish import to_onnx
-from export.publish.republish import fill, load_template
+from export.publish.republish import load_template
+from export.publish.running import RunningModel, TwoParts
 from export.publish.to_onnx import (
     ParityFailed,
-    RunningModel,
     compare,
     deployed,
     export_full,
+    fill,
     finish,
     network_outputs,
 )
@@ -51,12 +52,13 @@ def test_the_inputs_and_outputs_are_those_of_the_contract(model):
     assert [described(value) for value in model.graph.output] == [
         ("scores", onnx.TensorProto.FLOAT, ["N", 10]),
         ("feature", onnx.TensorProto.FLOAT, ["N", first().snapshot.network.feature_size]),
+        ("similarity", onnx.TensorProto.FLOAT, ["N"]),
     ]
 
 
 def test_the_metadata_say_everything_and_nothing_of_the_exporter_is_left(model):
     facts = {each.key: each.value for each in model.metadata_props}
-    wanted = "format version step created classes image unknown_below temperature accuracy feature_size edge_hpcr versions proxies"
+    wanted = "format version step created classes image unknown_below temperature accuracy feature_size edge_hpcr versions"
     assert sorted(facts) == sorted(wanted.split())
     assert json.loads(facts["versions"]).keys() == {"edge_hpcr", "torch", "onnx", "opset"}
     assert json.loads(facts["classes"])[3] == {
@@ -72,10 +74,11 @@ def test_the_metadata_say_everything_and_nothing_of_the_exporter_is_left(model):
 @pytest.mark.parametrize("count", [1, 2, 64])
 def test_scores_are_the_learners_calibrated_confidences_for_any_number_of_images(digits, count):
     images = digits.test_images[100 : 100 + count]
-    scores, _ = RunningModel(first().model.read_bytes(), "model")(images)
-    expected = CALIBRATION.confidences(first().learner.predict(images, averaged=True).scores)
-    assert np.abs(scores - expected).max() < 1e-4
-    assert scores.shape == (count, 10)
+    found = RunningModel(first().model.read_bytes(), "model")(images)
+    expected = first().learner.predict(images, averaged=True)
+    assert found.scores.shape == (count, 10)
+    assert np.abs(found.scores - CALIBRATION.confidences(expected.scores)).max() < 1e-4
+    assert np.abs(found.similarity - expected.similarity).max() < 1e-4
 
 
 def test_a_device_answers_as_the_learner_does_and_calls_the_same_images_unknown(tmp_path):
@@ -145,8 +148,9 @@ def changed(name: str, change) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("sharpness", lambda old: old * 1.01),  # the same answers, other confidences
-        ("proxies", lambda old: old[:, ::-1]),  # classes in another order
+        ("temperature", lambda old: old * 1.01),  # the same answers, other confidences
+        ("head.weight", lambda old: old[::-1]),  # classes in another order
+        ("proxies", lambda old: old * 0.9),  # only the similarity
         ("backbone.stem.bias", lambda old: old + np.nan),
         ("backbone.stages.7.conv2.bias", lambda old: old * 1.05),
     ],
@@ -166,13 +170,14 @@ def test_what_is_no_number_counts_as_a_difference_without_end(tmp_path):
 def test_a_model_that_scales_features_but_not_scores_is_found_too():
     """Scores rest on directions alone."""
 
-    class Scaled(RunningModel):
-        def __call__(self, images):
-            scores, features = super().__call__(images)
-            return scores, features * 1.1
-
-    with pytest.raises(ParityFailed, match="features by"):
-        compare(Scaled(first().model.read_bytes(), "model"), first().snapshot)
+    model = onnx.load_model(first().model)
+    for node in model.graph.node:
+        node.output[:] = ["before" if name == "feature" else name for name in node.output]
+        node.input[:] = ["before" if name == "feature" else name for name in node.input]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.1, np.float32), "more"))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["before", "more"], ["feature"]))
+    with pytest.raises(ParityFailed, match=r"features by \d"):
+        compare(TwoParts(model, "model"), first().snapshot)
 
 
 def test_an_invalid_graph_is_refused_by_onnx_own_checker(tmp_path):
@@ -197,17 +202,18 @@ def test_the_deployed_module_is_the_network_and_leaves_it_as_it_was():
     images = snapshot.images[:8]
     before = network_outputs(snapshot, images)
     with torch.no_grad():
-        scores, features = deployed(snapshot)(torch.from_numpy(images))
-    assert np.abs(scores.numpy() - before[0]).max() < 1e-5
-    assert np.abs(features.numpy() - before[1]).max() < 1e-4
-    assert (network_outputs(snapshot, images)[0] == before[0]).all()
+        scores, features, similarity = deployed(snapshot)(torch.from_numpy(images))
+    assert np.abs(scores.numpy() - before.scores).max() < 1e-5
+    assert np.abs(features.numpy() - before.features).max() < 1e-4
+    assert np.abs(similarity.numpy() - before.similarity).max() < 1e-5
+    assert (network_outputs(snapshot, images).scores == before.scores).all()
 
 
 def test_a_wrong_count_of_pythons_is_tried_again_and_other_errors_are_not(monkeypatch):
     """As CPython 3.11 raises it while another thread parses; it cannot be brought about at will."""
     said: list[str] = []
 
-    def fail(module, size):
+    def fail(*arguments):
         said.append("tried")
         raise SystemError(
             "AST constructor recursion depth mismatch (before=45, after=93)" if len(said) < 9 else "other"
@@ -215,9 +221,9 @@ def test_a_wrong_count_of_pythons_is_tried_again_and_other_errors_are_not(monkey
 
     monkeypatch.setattr(to_onnx, "_trace_once", fail)
     with pytest.raises(SystemError, match="mismatch"):
-        to_onnx.trace(None, (8, 8))
+        to_onnx.trace(first().snapshot)
     assert len(said) == to_onnx.TRACE_ATTEMPTS
     said[:] = ["tried"] * 8
     with pytest.raises(SystemError, match="other"):
-        to_onnx.trace(None, (8, 8))
+        to_onnx.trace(first().snapshot)
     assert len(said) == 9

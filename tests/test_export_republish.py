@@ -1,6 +1,7 @@
 """New weights in a known graph give the model that a full export would."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,8 @@ from export_parts import first, make_learner, snapshot_from
 
 from edge_hpcr.live.calibration import Calibration
 from export.publish.republish import FILE, load_template, republish, save_template
-from export.publish.to_onnx import RunningModel, export_full
+from export.publish.running import RunningModel
+from export.publish.to_onnx import export_full
 
 pytestmark = pytest.mark.computes
 
@@ -51,28 +53,33 @@ def test_the_graph_of_another_network_is_not_used(other):
 
 
 def test_the_graph_of_another_version_of_anything_is_not_used(tmp_path):
-    path = tmp_path / FILE
-    kept = json.loads((first().folder / "template" / FILE).read_text())
+    shutil.copytree(first().folder / "template", tmp_path / "kept")
+    path = (tmp_path / "kept" / FILE).with_suffix(".json")
+    noted = json.loads(path.read_text())
     for name in ("edge_hpcr", "torch", "onnx", "onnxscript"):
-        path.write_text(json.dumps({**kept, "facts": {**kept["facts"], name: "0.0.1"}}))
-        assert load_template(tmp_path, first().snapshot) is None
-    path.write_text(json.dumps(kept))
-    assert load_template(tmp_path, first().snapshot) is not None
+        path.write_text(json.dumps({**noted, "facts": {**noted["facts"], name: "0.0.1"}}))
+        assert load_template(tmp_path / "kept", first().snapshot) is None
+    path.write_text(json.dumps(noted))
+    assert load_template(tmp_path / "kept", first().snapshot) is not None
 
 
-@pytest.mark.parametrize("contents", [b"", b"[]", b"{}", b"\xff\xfe", b'{"facts": 1, "graph": 3}'])
+# The last is what version 0.1 kept in a single file.
+@pytest.mark.parametrize("contents", [b"", b"[]", b"{}", b"\xff\xfe", b'{"facts": 1, "graph": "QUJD"}'])
 def test_a_damaged_template_is_as_good_as_none(tmp_path, contents):
-    (tmp_path / FILE).write_bytes(contents)
-    assert load_template(tmp_path, first().snapshot) is None
+    shutil.copytree(first().folder / "template", tmp_path / "kept")
+    (tmp_path / "kept" / FILE).with_suffix(".json").write_bytes(contents)
+    assert load_template(tmp_path / "kept", first().snapshot) is None
 
 
-def test_a_template_with_a_flipped_letter_is_as_good_as_none(tmp_path):
-    kept = json.loads((first().folder / "template" / FILE).read_text())
-    middle = len(kept["graph"]) // 2
-    letter = "A" if kept["graph"][middle] != "A" else "B"
-    kept["graph"] = kept["graph"][:middle] + letter + kept["graph"][middle + 1 :]
-    (tmp_path / FILE).write_text(json.dumps(kept))
-    assert load_template(tmp_path, first().snapshot) is None
+def test_a_template_with_a_flipped_bit_or_without_its_graph_is_as_good_as_none(tmp_path):
+    shutil.copytree(first().folder / "template", tmp_path / "kept")
+    graph = tmp_path / "kept" / FILE
+    data = bytearray(graph.read_bytes())
+    data[len(data) // 2] ^= 1
+    graph.write_bytes(data)
+    assert load_template(tmp_path / "kept", first().snapshot) is None
+    graph.unlink()
+    assert load_template(tmp_path / "kept", first().snapshot) is None
 
 
 def test_a_graph_whose_weights_cannot_be_named_becomes_no_template(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export_parts import HELD_OUT, RIGHT, Teaching, confused, first, later, with_template
+from export_parts import HELD_OUT, RIGHT, Teaching, confused, first, later, with_proxies, with_template
 from hypothesis import given
 from hypothesis import strategies as st
 from process_parts import PIPE, started
@@ -216,9 +216,8 @@ def test_a_new_class_is_no_step_back(exports):
     columns = [column for column, each in enumerate(snapshot.classes) if each.id in known]
     rows = np.flatnonzero(right != right[0])
     small = replace(
-        snapshot,
+        with_proxies(snapshot, snapshot.network.proxies[columns]),
         classes=tuple(snapshot.classes[column] for column in columns),
-        state={**snapshot.state, "proxies": snapshot.state["proxies"][columns]},
         held_out=HeldOutSamples(snapshot.held_out.images[rows], right[rows]),
     )
     published = publish(exports, small, variants=())
@@ -253,22 +252,14 @@ def test_what_a_device_would_refuse_is_not_published(exports):
 
 
 def test_no_class_is_nothing_to_publish(exports):
-    empty = replace(
-        first().snapshot,
-        classes=(),
-        state={**first().snapshot.state, "proxies": first().snapshot.state["proxies"][:0]},
-    )
+    empty = replace(with_proxies(first().snapshot, first().snapshot.network.proxies[:0]), classes=())
     with pytest.raises(UserError, match="no class has been learned yet"):
         publish(exports, empty, variants=())
 
 
 def test_one_class_alone_is_published(exports):
     snapshot = first().snapshot
-    one = replace(
-        snapshot,
-        classes=(ClassLabel(4, "four"),),
-        state={**snapshot.state, "proxies": snapshot.state["proxies"][:1]},
-    )
+    one = replace(with_proxies(snapshot, snapshot.network.proxies[:1]), classes=(ClassLabel(4, "four"),))
     publish(exports, one, variants=())
     (result,) = Classifier.load(exports, "cpu", 1).predict([snapshot.images[0]])
     assert [(label.id, label.confidence) for label in result.top] == [(4, pytest.approx(1))]

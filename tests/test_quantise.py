@@ -14,8 +14,9 @@ from export.device.model import Classifier
 from export.publish.publish import publish
 from export.publish.quantise import MAKERS, make_fp16, make_int8, measured_speedup, quantised, to_float16
 from export.publish.republish import load_template, republish
+from export.publish.running import RunningModel
 from export.publish.snapshot import HeldOutSamples
-from export.publish.to_onnx import RunningModel, file_facts
+from export.publish.to_onnx import file_facts
 
 pytestmark = pytest.mark.computes
 
@@ -124,7 +125,7 @@ def test_sixteen_bits_keep_the_contract_at_half_the_size(tmp_path):
     assert path.stat().st_size < 0.55 * first().model.stat().st_size
     kinds = types_of(onnx.load_model(path))
     assert kinds["backbone.stem.weight"] == onnx.TensorProto.FLOAT16
-    assert kinds["proxies"] == kinds["sharpness"] == onnx.TensorProto.FLOAT
+    assert kinds["proxies"] == kinds["head.weight"] == onnx.TensorProto.FLOAT
     plain, half = (Classifier.load(each, "cpu", 1) for each in (first().model, path))
     images = list(first().snapshot.held_out.images)
     ours, theirs = plain.predict(images), half.predict(images)
@@ -164,7 +165,7 @@ def test_a_version_carries_its_variants_and_the_reasons_for_those_it_lacks(tmp_p
 
 
 def test_a_variant_that_a_device_would_refuse_is_left_out_with_the_reason(tmp_path, monkeypatch):
-    def make_sixteenths(model, exported, snapshot):
+    def make_sixteenths(model, exported, snapshot, folder):
         """Scores that add up to a sixteenth of what they should."""
         changed = onnx.load_model(model)
         softmax = next(node for node in changed.graph.node if "scores" in node.output)

@@ -94,12 +94,17 @@ def _from_scratch(settings: dict[str, Any]) -> list[str]:
     return []
 
 
+def _answer_similarity(manifest: dict[str, Any]) -> list[str]:
+    """Manifest 1 to 2: the model has an output `similarity`. The model's own metadata say whether it does."""
+    return []
+
+
 JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings", (_from_scratch,))
 CHECKPOINT = Format[dict[str, Any]](
     "checkpoint", (_name_the_backbone,)
 )  # its index, with the arrays if they are read
-MANIFEST = Format[dict[str, Any]]("manifest")  # of an exported version
+MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an exported version
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder

@@ -62,7 +62,10 @@ class Classifier:
         self.info, self._proxies = read_metadata(session.metadata, where)
         if manifest is not None:
             check_agreement(self.info, manifest, where)
-        check_shapes(session, self.info, where)
+        self._widths = {"scores": [len(self.info.classes)], "feature": [self.info.feature_size]}
+        if self._proxies is None:
+            self._widths["similarity"] = []
+        check_shapes(session, self._widths, self.info, where)
         for count in (1, 2):
             self._check_run(count)
 
@@ -150,9 +153,8 @@ class Classifier:
         return np.stack([prepare(frame, size) for frame in frames])
 
     def predict_prepared(self, images: np.ndarray, top: int = 3) -> list[Result]:
-        scores, features = self._run(images, LONGEST_RUN_SECONDS)
-        lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), _TINY)
-        similarities = (features / lengths @ self._proxies.T).max(axis=1)
+        outputs = self._run(images, LONGEST_RUN_SECONDS)
+        scores, similarities = outputs["scores"], self._similarities(outputs)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         classes, threshold = self.info.classes, self.info.unknown_below
         return [
@@ -164,32 +166,40 @@ class Classifier:
             for row, places, similarity in zip(scores, best, similarities, strict=True)
         ]
 
-    def _run(self, images: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    def _similarities(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
+        """The cosine to the nearest class; models of format 1 leave it to the device."""
+        if self._proxies is None:
+            return outputs["similarity"]
+        features = outputs["feature"]
+        lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), _TINY)
+        return (features / lengths @ self._proxies.T).max(axis=1)
+
+    def _run(self, images: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
         with RUNS.of(seconds) as options:
             try:
-                scores, features = self._session.run(["scores", "feature"], {"image": images}, options)
+                found = self._session.run(list(self._widths), {"image": images}, options)
             except RUNTIME_ERRORS as error:
                 why = "it was ended, or took too long" if options.terminate else one_line(error)
                 raise BadModel(f"{self._where}: it does not run: {why}") from None
-        for name, output in (("scores", scores), ("feature", features)):
+        outputs = dict(zip(self._widths, found, strict=True))
+        for name, output in outputs.items():
             if not np.isfinite(output).all():
                 raise BadModel(f"{self._where}: {name} of an image is not a number")
-        return scores, features
+        return outputs
 
     def _check_run(self, count: int) -> None:
         """Refuse a model that does not answer so many images with probabilities; its warm-up, too."""
         info = self.info
         shape = (count, info.height, info.width, 3)
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        scores, features = self._run(images, LONGEST_CHECK_SECONDS)
-        for name, output, width in (
-            ("scores", scores, len(info.classes)),
-            ("feature", features, info.feature_size),
-        ):
-            if output.shape != (count, width) or output.dtype != np.float32:
+        outputs = self._run(images, LONGEST_CHECK_SECONDS)
+        for name, output in outputs.items():
+            wanted = [count, *self._widths[name]]
+            if list(output.shape) != wanted or output.dtype != np.float32:
                 raise BadModel(
                     f"{self._where}: {name} of {count} images came as {output.dtype} {list(output.shape)} "
-                    f"instead of float32 {[count, width]}"
+                    f"instead of float32 {wanted}"
                 )
+        scores = outputs["scores"]
         if (scores < -1e-6).any() or (np.abs(scores.sum(axis=1) - 1) > MOST_WRONG_SUM).any():
             raise BadModel(f"{self._where}: the scores of a test image are no probabilities")

@@ -26,13 +26,12 @@ class ModelInfo(Described):
     edge_hpcr: str
 
 
-def read_metadata(metadata: Mapping[str, str], where: str) -> tuple[ModelInfo, np.ndarray]:
-    """The facts, and the normalised proxies float32 [C, D]."""
-    for key in ("format", "created", "edge_hpcr", "proxies", *_JSON):
-        if key not in metadata:
-            raise BadModel(f"{where}: its metadata lack {key}: it was not made by `python -m export`")
-    if metadata["format"] != str(FORMAT):
-        raise BadModel(f"{where}: format {metadata['format'][:20]!r}; this runtime knows {FORMAT}")
+def read_metadata(metadata: Mapping[str, str], where: str) -> tuple[ModelInfo, np.ndarray | None]:
+    """The facts, and of format 1 the normalised proxies float32 [C, D]: such a model does not say how near they are."""
+    for key in ("format", "created", "edge_hpcr", *_JSON):
+        _check_key(metadata, key, where)
+    if metadata["format"] not in map(str, range(1, FORMAT + 1)):
+        raise BadModel(f"{where}: format {metadata['format'][:20]!r}; this runtime knows 1 to {FORMAT}")
     # Without a threshold, its text is empty.
     texts = {key: metadata[key] or "null" for key in _JSON}
     values = {key: parse_json(text, f"{where}: metadata {key}") for key, text in texts.items()}
@@ -47,7 +46,15 @@ def read_metadata(metadata: Mapping[str, str], where: str) -> tuple[ModelInfo, n
         check_rule(info.resize)
     except ValueError as error:
         raise BadModel(f"{where}: {error}") from None
+    if metadata["format"] != "1":
+        return info, None
+    _check_key(metadata, "proxies", where)
     return info, _read_proxies(metadata["proxies"], len(info.classes), info.feature_size, where)
+
+
+def _check_key(metadata: Mapping[str, str], key: str, where: str) -> None:
+    if key not in metadata:
+        raise BadModel(f"{where}: its metadata lack {key}: it was not made by `python -m export`")
 
 
 def _read_proxies(text: str, classes: int, feature_size: int, where: str) -> np.ndarray:
@@ -79,18 +86,15 @@ def check_agreement(info: ModelInfo, manifest: Manifest, where: str) -> None:
         raise BadModel(f"{where}: the model and its manifest contradict each other on the classes")
 
 
-def check_shapes(session: Session, info: ModelInfo, where: str) -> None:
-    """The contract: image uint8 [N, H, W, 3] in; scores [N, C] and feature [N, D] out; N free."""
+def check_shapes(session: Session, widths: dict[str, list[int]], info: ModelInfo, where: str) -> None:
+    """The contract: image uint8 [N, H, W, 3] in; out float [N, ...] as `widths` says; N free."""
     inputs, outputs = session.inputs, session.outputs
-    if set(inputs) != {"image"} or set(outputs) != {"scores", "feature"}:
+    if set(inputs) != {"image"} or set(outputs) != set(widths):
         raise BadModel(
-            f"{where}: inputs {sorted(inputs)} and outputs {sorted(outputs)} instead of image, scores and feature"
+            f"{where}: inputs {sorted(inputs)} and outputs {sorted(outputs)} instead of image, {', '.join(widths)}"
         )
-    expected = {
-        "image": ("tensor(uint8)", [info.height, info.width, 3]),
-        "scores": ("tensor(float)", [len(info.classes)]),
-        "feature": ("tensor(float)", [info.feature_size]),
-    }
+    expected = {"image": ("tensor(uint8)", [info.height, info.width, 3])}
+    expected |= {name: ("tensor(float)", sides) for name, sides in widths.items()}
     for name, (kind, sides) in expected.items():
         found, shape = inputs.get(name) or outputs[name]
         if found != kind or shape[1:] != sides or isinstance(shape[0], int):

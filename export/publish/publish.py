@@ -23,8 +23,9 @@ from export.device.model import Classifier
 from export.publish.policy import FEWEST_SAMPLES, Policy, Refused, falls_by_more
 from export.publish.quantise import MAKERS, none
 from export.publish.republish import load_template, republish, save_template
+from export.publish.running import TwoParts, read_model
 from export.publish.snapshot import Snapshot
-from export.publish.to_onnx import Exported, ParityFailed, RunningModel, described, export_full, file_facts
+from export.publish.to_onnx import Exported, ParityFailed, described, export_full, file_facts
 from export.publish.versions import (
     changing,
     folder_name,
@@ -78,7 +79,8 @@ def publish(
         try:
             exported, traced = _export(exports, snapshot, writing / MODEL, version, policy.tolerance)
             notes = _check_accuracy(exports, snapshot, exported, policy)
-            made = {name: MAKERS[name](writing / MODEL, exported, snapshot) for name in variants}
+            kept = exports / TEMPLATE
+            made = {name: MAKERS[name](writing / MODEL, exported, snapshot, kept) for name in variants}
             facts = {
                 **described(snapshot, exported, version),
                 **file_facts(writing / MODEL),
@@ -164,15 +166,15 @@ def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, polic
         manifest, folder = read_current(exports)
         if (manifest.height, manifest.width) != (snapshot.height, snapshot.width):
             return [f"accuracy was not compared: version {manifest.version} takes images of another size"]
-        model = RunningModel(read_model_file(folder, manifest.model), str(folder))
+        model = read_model(read_model_file(folder, manifest.model), str(folder))
+        before = TwoParts(model, str(folder)).accuracy(samples, [each.id for each in manifest.classes])
     except BadModel as error:
         return [f"accuracy was not compared with the current version: {error}"]
-    before = model.accuracy(samples, [each.id for each in manifest.classes]).held_out or 0.0
-    now = exported.accuracy.held_out or 0.0
-    if falls_by_more(before, now, policy.most_drop) and not policy.force:
+    was, now = before.held_out or 0.0, exported.accuracy.held_out or 0.0
+    if falls_by_more(was, now, policy.most_drop) and not policy.force:
         raise Refused(
             f"step {snapshot.step} recognises {now:.1%} of {len(samples)} held-out samples, where version "
-            f"{manifest.version} recognises {before:.1%}: a fall of more than {policy.most_drop:.1%} is not published "
+            f"{manifest.version} recognises {was:.1%}: a fall of more than {policy.most_drop:.1%} is not published "
             "(teach it more, allow a larger fall, or force it)"
         )
     return []

@@ -7,8 +7,9 @@ disturb the learning.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import TimeoutError as NotInTime
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner
-from edge_hpcr.learner.methods import Method
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.accuracy import held_out_ids
+from edge_hpcr.live.accuracy import balanced, held_out_ids
 from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
@@ -30,7 +29,8 @@ from export.device.manifest import ClassLabel
 if TYPE_CHECKING:
     from edge_hpcr.live.live_learner import LiveLearner
 
-IMAGES = 64  # of the memory: outputs are compared on them, and 8 bits calibrated
+IMAGES, LARGE_IMAGES = 64, 16  # outputs are compared on so many, and 8 bits calibrated
+LARGE = 64 * 64  # pixels, from which on fewer are enough: each has more to compare, and takes longer
 COPY_SECONDS = 120.0  # a step of large images takes seconds
 
 
@@ -50,6 +50,7 @@ class Snapshot:
     """A network, its classes in the order of its columns, and real images to compare outputs on."""
 
     network: Network  # on the CPU, in evaluation mode, the averaged weights if the workspace uses them
+    head: Classifier  # from features to class scores, before the temperature and the softmax
     classes: tuple[ClassLabel, ...]
     height: int
     width: int
@@ -58,7 +59,9 @@ class Snapshot:
     temperature: float
     unknown_below: float | None
     step: int
-    images: np.ndarray  # uint8 [n, H, W, 3] from the memory, at least one
+    images: (
+        np.ndarray
+    )  # uint8 [n, H, W, 3], at least one: from the memory, else from the workspace, else noise
     held_out: HeldOutSamples
 
 
@@ -104,20 +107,15 @@ def snapshot_of_learner(
 ) -> Snapshot:
     """Copy a learner; without `classes`, all that it knows, without names."""
     config, calibration = learner.config, calibration or Calibration()
-    if methods.method_class(config.method).classifier is not Method.classifier:
-        raise UserError(
-            f"method {config.method} does not classify by its proxies alone: it cannot be exported"
-        )
     average = learner.average if averaged else None
     network = learner.network if average is None else average.network
-    held = len(learner.memory)
-    # By place and not by chance: the learner's random numbers must not change.
-    slots = np.unique(np.linspace(0, held - 1, min(IMAGES, held)).astype(np.int64))
-    images, shape = learner.memory.at(slots).inputs.copy(), (config.height, config.width, 3)
-    if not len(images):  # no memory: outputs can be compared on noise too
-        images = np.random.default_rng(0).integers(0, 256, (IMAGES, *shape), np.uint8)
+    head = learner.method.classifier(learner.view, network)
+    if not isinstance(head, Classifier):
+        raise UserError(f"method {config.method} classifies by {type(head).__name__}: it cannot be exported")
+    shape = (config.height, config.width, 3)
     copied = Snapshot(
         network=copy.deepcopy(network).cpu().eval().requires_grad_(False),
+        head=copy.deepcopy(head).cpu(),
         classes=tuple(ClassLabel(class_id, "") for class_id in learner.class_ids),
         height=config.height,
         width=config.width,
@@ -126,7 +124,7 @@ def snapshot_of_learner(
         temperature=calibration.temperature,
         unknown_below=calibration.unknown_below,
         step=learner.step,
-        images=images,
+        images=_memory_images(learner, shape),
         held_out=held_out or HeldOutSamples(np.empty((0, *shape), np.uint8), np.empty(0, dtype=np.int64)),
     )
     return copied if classes is None else _named(copied, classes)
@@ -135,31 +133,68 @@ def snapshot_of_learner(
 def _named(copied: Snapshot, classes: Mapping[int, ClassLabel]) -> Snapshot:
     """The snapshot with these names, without the columns of other classes: of one that was just deleted, say."""
     columns = [column for column, each in enumerate(copied.classes) if each.id in classes]
-    network = copy.deepcopy(copied.network)
+    network, head = copy.deepcopy(copied.network), copy.deepcopy(copied.head)
     network.keep_proxies(columns)
+    head.keep(columns)
     named = tuple(classes[copied.classes[column].id] for column in columns)
-    return replace(copied, network=network, classes=named)
+    return replace(copied, network=network, head=head, classes=named)
+
+
+def _memory_images(learner: Learner, shape: tuple[int, int, int]) -> np.ndarray:
+    """By place and not by chance: the learner's random numbers must not change."""
+    most, held = images_wanted(*shape[:2]), len(learner.memory)
+    if not held or learner.network.backbone.trunk is not None:
+        return np.random.default_rng(0).integers(
+            0, 256, (most, *shape), np.uint8
+        )  # nothing better is at hand
+    slots = np.unique(np.linspace(0, held - 1, min(most, held)).astype(np.int64))
+    return learner.memory.at(slots).inputs.copy()
 
 
 def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:
-    rows = workspace.journal.classes()
+    rows, size = workspace.journal.classes(), (copied.height, copied.width)
     named = _named(copied, {row.id: ClassLabel(row.id, row.name, row.colour) for row in rows})
-    return replace(named, held_out=held_out_samples(workspace, (copied.height, copied.width)))
+    whole = replace(named, held_out=held_out_samples(workspace, size))
+    if copied.network.backbone.trunk is None:
+        return whole
+    # The memory holds latents: the images are on the disk, and of those some stay the same from version to version.
+    found = _read(workspace, _oldest_labelled(workspace, images_wanted(*size)), size)
+    images = np.stack(list(found.values())) if found else whole.held_out.images[: images_wanted(*size)]
+    return replace(whole, images=images) if len(images) else whole
+
+
+def _oldest_labelled(workspace: Workspace, most: int) -> list[int]:
+    """So many samples that are not held out, evenly over the classes."""
+    members: dict[int, list[int]] = {}
+    for row in workspace.journal.all_samples(state="labelled", held_out=False, has_image=True):
+        members.setdefault(row.class_id or 0, []).append(-row.id)
+    return [-negative for negative in balanced(members, most)]
 
 
 def held_out_samples(workspace: Workspace, size: tuple[int, int]) -> HeldOutSamples:
     """The samples that the learner tests itself on: balanced over classes, within their budget."""
-    images, class_ids = [], []
-    for sample_id, class_id in held_out_ids(workspace).items():
-        try:
-            images.append(prepare(workspace.image(sample_id), size))
-        except UserError:
-            continue  # dropped since its row was read; the learner reports what is missing for good
-        class_ids.append(class_id)
-    stacked = np.stack(images) if images else np.empty((0, *size, 3), np.uint8)
-    return HeldOutSamples(stacked, np.array(class_ids, dtype=np.int64))
+    class_ids = held_out_ids(workspace)
+    images = _read(workspace, class_ids, size)
+    stacked = np.stack(list(images.values())) if images else np.empty((0, *size, 3), np.uint8)
+    return HeldOutSamples(stacked, np.array([class_ids[i] for i in images], dtype=np.int64))
+
+
+def _read(workspace: Workspace, ids: Iterable[int], size: tuple[int, int]) -> dict[int, np.ndarray]:
+    """The samples' images as the network sees them."""
+    images = {}
+    for sample_id in ids:
+        # Dropped since its row was read, or damaged: the learner reports what is missing for good.
+        with suppress(UserError):
+            images[sample_id] = prepare(workspace.image(sample_id), size)
+    return images
+
+
+def images_wanted(height: int, width: int) -> int:
+    """How many images outputs are compared on."""
+    return int(np.clip(IMAGES * LARGE // (height * width), LARGE_IMAGES, IMAGES))
 
 
 def parity_images(snapshot: Snapshot) -> np.ndarray:
-    """Exactly `IMAGES` of them; few are repeated, so that a full batch is always tried."""
-    return snapshot.images[np.arange(IMAGES) % len(snapshot.images)]
+    """Exactly as many as are wanted; few are repeated, so that a full batch is always tried."""
+    wanted = images_wanted(snapshot.height, snapshot.width)
+    return snapshot.images[np.arange(wanted) % len(snapshot.images)]

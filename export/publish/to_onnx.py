@@ -1,13 +1,14 @@
 """A snapshot as ONNX: everything after the resize is in the graph, so that training and deployment cannot disagree.
 
-Input `image` uint8 [N, H, W, 3] RGB; outputs `scores` float32 [N, C] (calibrated probabilities) and `feature` float32
-[N, D]; N is free. A file counts as a model only after ONNX's own checker has seen all of it, and after its outputs on
-images of the memory were those of the network.
+Input `image` uint8 [N, H, W, 3] RGB; outputs `scores` float32 [N, C] (calibrated probabilities), `feature` float32
+[N, D] and `similarity` float32 [N] (cosine to the nearest proxy); N is free. What the trunk says, if there is one, is the
+value `latent` inside. A file counts as a model only after ONNX's own checker has seen all of it, and after its outputs on
+the user's images were those of the network.
 """
 
 from __future__ import annotations
 
-import base64
+import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -19,24 +20,25 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_hpcr import __version__
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256, write_through
 from edge_hpcr.learner.network import Network
 from edge_hpcr.stream.resize import RESIZE_RULE
-from export.device.errors import BadModel
 from export.device.manifest import FORMAT
-from export.device.providers import RUNTIME_ERRORS, one_line, open_session
+from export.device.providers import one_line
 from export.publish.policy import TOLERANCE
-from export.publish.snapshot import HeldOutSamples, Snapshot, parity_images
+from export.publish.running import IMAGE, LATENT, Accuracy, Outputs, RunningModel, TwoParts, joined
+from export.publish.snapshot import Snapshot, parity_images
 
 FEATURE_TOLERANCE = 10 * TOLERANCE  # of the largest feature: features have no scale of their own
-BATCHES = (1, 2, 64)
-TEST_BATCH = 64
+FEW = 2  # images that a known trunk sees again
 TRACE_ATTEMPTS = 3
+OUTPUTS = ("scores", "feature", "similarity")
 _SHORTEST = 1e-12  # as torch's own normalize
 
 
@@ -51,13 +53,8 @@ class Parity:
     images: int  # different ones
     max_score_difference: float
     max_feature_difference: float
+    max_similarity_difference: float
     same_answer: int  # of `images`
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    held_out: float | None  # None without samples
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -74,42 +71,59 @@ class Exported:
         return next(each.version for each in self.model.opset_import if not each.domain)
 
 
+class Images(nn.Module):
+    """Images as they come, through the trunk."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.trunk(_pixels(image))
+
+
 class Deployed(nn.Module):
-    """The network as devices run it: batch-norm inside the convolutions, proxies normalised, images as they come."""
+    """The rest of the network as devices run it: batch-norm inside the convolutions, proxies normalised.
+
+    Without a trunk it is all of it, from images as they come.
+    """
 
     proxies: Tensor
-    sharpness: Tensor
+    temperature: Tensor
 
-    def __init__(self, network: Network, temperature: float) -> None:
+    def __init__(self, network: Network, head: nn.Module, temperature: float) -> None:
         super().__init__()
+        self.sees_images = network.backbone.trunk is None
+        self.backbone = network.backbone.deployable()
+        self.head = copy.deepcopy(head)
         directions = F.normalize(network.proxies.detach(), dim=1)
         self.register_buffer("proxies", directions.T.contiguous())
-        self.register_buffer("sharpness", torch.tensor(network.tau * temperature))
-        self.backbone = network.backbone.deployable()
-        trunk = network.backbone.trunk
-        self.trunk = trunk.on(torch.device("cpu")) if trunk is not None else nn.Identity()
+        self.register_buffer("temperature", torch.tensor(temperature))
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        feature = self.backbone(self.trunk(image.permute(0, 3, 1, 2).float() / 255))
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        feature = self.backbone(_pixels(inputs) if self.sees_images else inputs)
         direction = feature / feature.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
-        return (direction @ self.proxies / self.sharpness).softmax(1), feature
+        scores = (self.head(feature) / self.temperature).softmax(1)
+        return scores, feature, (direction @ self.proxies).amax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
         """What learning changes, by the names that the exporter gives it."""
-        state = self.state_dict().items()
-        return {name: tensor.contiguous().numpy() for name, tensor in state if not name.startswith("trunk.")}
+        return {name: tensor.contiguous().numpy() for name, tensor in self.state_dict().items()}
+
+
+def _pixels(image: Tensor) -> Tensor:
+    return image.permute(0, 3, 1, 2).float() / 255
 
 
 def deployed(snapshot: Snapshot) -> Deployed:
     with torch.no_grad():
-        module = Deployed(snapshot.network, snapshot.temperature)
+        module = Deployed(snapshot.network, snapshot.head, snapshot.temperature)
     return module.eval().requires_grad_(False)
 
 
 def export_full(snapshot: Snapshot, path: Path, version: int = 0, tolerance: float = TOLERANCE) -> Exported:
     """Trace the network, check the result, and write it to `path`."""
-    model = trace(deployed(snapshot), (snapshot.height, snapshot.width))
-    return finish(model, snapshot, path, version, tolerance)
+    return finish(trace(snapshot), snapshot, path, version, tolerance, new_trunk=True)
 
 
 def _whole_text(error: BaseException | None) -> str:
@@ -117,8 +131,7 @@ def _whole_text(error: BaseException | None) -> str:
     return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
 
 
-def _trace_once(module: Deployed, size: tuple[int, int]) -> Any:
-    example = torch.zeros(2, *size, 3, dtype=torch.uint8)
+def _trace_once(module: nn.Module, example: Tensor, names: tuple[str, ...]) -> Any:
     # Without gradients: the network's training path through Winograd's transforms is no convolution to an exporter.
     with torch.no_grad():
         return torch.onnx.export(
@@ -126,23 +139,73 @@ def _trace_once(module: Deployed, size: tuple[int, int]) -> Any:
             (example,),
             dynamo=True,
             optimize=True,
-            input_names=["image"],
-            output_names=["scores", "feature"],
-            dynamic_shapes={"image": {0: torch.export.Dim("N")}},
+            input_names=[IMAGE if example.dtype == torch.uint8 else LATENT],
+            output_names=list(names),
+            dynamic_shapes=({0: torch.export.Dim("N")},),
             verbose=False,
         )
 
 
-def trace(module: Deployed, size: tuple[int, int]) -> ModelProto:
+def trace(snapshot: Snapshot) -> ModelProto:
+    """The graph of the snapshot's network, with its weights."""
+    trunk = snapshot.network.backbone.trunk
+    images = torch.zeros(2, snapshot.height, snapshot.width, 3, dtype=torch.uint8)
+    inputs = images if trunk is None else torch.zeros(2, *trunk.latent_shape)
+    module, generator = deployed(snapshot), torch.Generator().manual_seed(0)
+    for tensor in module.state_dict().values():
+        # Of weights that are zero, one or equal the exporter leaves some out: then others could not take their place.
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    template = without_weights(_traced(module, inputs, OUTPUTS), snapshot)
+    rest = _traced(deployed(snapshot), inputs, OUTPUTS) if template is None else fill(template, snapshot)
+    if trunk is None:
+        return rest
+    below = Images(trunk.on(torch.device("cpu"))).eval()
+    return joined(_traced(below, images, (LATENT,)), rest)
+
+
+def without_weights(model: ModelProto, snapshot: Snapshot) -> ModelProto | None:
+    """The graph for any weights of this network; None when they cannot be told apart by their names."""
+    weights = {name: list(array.shape) for name, array in deployed(snapshot).weights().items()}
+    if {each.name: list(each.dims) for each in model.graph.initializer if each.name in weights} != weights:
+        return (
+            None  # the exporter computed something with the weights: such a graph is only right for its own
+        )
+    template = ModelProto()
+    template.CopyFrom(model)
+    template.ClearField("metadata_props")
+    rest = [each for each in model.graph.initializer if each.name not in weights]
+    template.graph.ClearField("initializer")
+    template.graph.initializer.extend(rest)
+    return template
+
+
+def fill(template: ModelProto, snapshot: Snapshot) -> ModelProto:
+    """The template with the snapshot's weights and number of classes."""
+    model = ModelProto()
+    model.CopyFrom(template)
+    weights = deployed(snapshot).weights()
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    for output in model.graph.output:
+        if output.name == "scores":
+            output.type.tensor_type.shape.dim[1].dim_value = len(snapshot.classes)
+    return model
+
+
+def _traced(module: nn.Module, example: Tensor, names: tuple[str, ...]) -> ModelProto:
     for attempt in range(TRACE_ATTEMPTS):
         try:
-            program = _trace_once(module, size)
+            program = _trace_once(module, example, names)
             break
         except Exception as error:
             # Python 3.11 counts the depth of syntax trees for all threads together: while another thread parses
             # something, torch's exporter may find the count wrong. The next time it is right.
-            if attempt + 1 == TRACE_ATTEMPTS or "recursion depth mismatch" not in _whole_text(error):
-                raise
+            if attempt + 1 < TRACE_ATTEMPTS and "recursion depth mismatch" in _whole_text(error):
+                continue
+            if isinstance(error, torch.onnx.OnnxExporterError):
+                reason = one_line(error.__cause__ or error)
+                raise UserError(f"the network cannot be exported to ONNX: {reason}") from error
+            raise
     if program is None:
         raise RuntimeError("torch's exporter returned nothing")
     model = program.model_proto
@@ -162,12 +225,20 @@ def _clean(model: ModelProto) -> None:
 
 
 def finish(
-    model: ModelProto, snapshot: Snapshot, path: Path, version: int, tolerance: float = TOLERANCE
+    model: ModelProto,
+    snapshot: Snapshot,
+    path: Path,
+    version: int,
+    tolerance: float = TOLERANCE,
+    new_trunk: bool = False,
 ) -> Exported:
     """Compare the model with the network, let it describe itself, check all of it, and write it."""
-    runs = RunningModel(model.SerializeToString(), str(path))
-    parity = compare(runs, snapshot, tolerance)
-    accuracy = runs.accuracy(snapshot.held_out, [each.id for each in snapshot.classes])
+    parts = TwoParts(model, str(path))
+    parity = compare(parts, snapshot, tolerance)
+    if parts.has_trunk:
+        whole = RunningModel(model.SerializeToString(), str(path))
+        compare_whole(whole, snapshot, len(snapshot.images) if new_trunk else FEW, tolerance)
+    accuracy = parts.accuracy(snapshot.held_out, [each.id for each in snapshot.classes])
     created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     exported = Exported(parity, accuracy, created, model)
     onnx.helper.set_model_props(model, metadata(snapshot, exported, version))
@@ -212,68 +283,56 @@ def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, 
     """What a model says of itself, all of it text."""
     facts = described(snapshot, exported, version)
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items() if key != "created"}
-    directions = F.normalize(snapshot.network.proxies, dim=1).numpy()
     return text | {
         "created": exported.created,
         "unknown_below": "" if snapshot.unknown_below is None else text["unknown_below"],
         "edge_hpcr": __version__,
-        # For the cosine to the nearest proxy, which says whether anything is near, without a third output.
-        "proxies": base64.b64encode(directions.astype("<f2").tobytes()).decode("ascii"),
     }
 
 
-class RunningModel:
-    """A model in ONNX Runtime on the CPU."""
+def compare(parts: TwoParts, snapshot: Snapshot, tolerance: float = TOLERANCE) -> Parity:
+    """Compare with the network's own answers, for each batch size; raises `ParityFailed` if they differ.
 
-    def __init__(self, data: bytes, where: str, threads: int = 1) -> None:
-        self._session = open_session(data, where, "cpu", threads).run
-        self._where = where
-
-    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            scores, features = self._session.run(["scores", "feature"], {"image": images})
-        except RUNTIME_ERRORS as error:
-            raise BadModel(f"{self._where}: it does not run: {one_line(error)}") from None
-        return scores, features
-
-    def accuracy(self, samples: HeldOutSamples, class_ids: list[int]) -> Accuracy:
-        """`class_ids` are those of the scores' columns; a sample of a class that is not among them counts as wrong."""
-        if not len(samples):
-            return Accuracy(None, 0)
-        columns = [
-            self(samples.images[start : start + TEST_BATCH])[0].argmax(1)
-            for start in range(0, len(samples), TEST_BATCH)
-        ]
-        answers = np.array(class_ids, dtype=np.int64)[np.concatenate(columns)]
-        return Accuracy(float((answers == samples.class_ids).mean()), len(samples))
-
-
-def compare(runs: RunningModel, snapshot: Snapshot, tolerance: float = TOLERANCE) -> Parity:
-    """Compare with the network's own answers, for each batch size; raises `ParityFailed` if they differ."""
-    images = parity_images(snapshot)
+    Behind a trunk both see the same latents; `compare_whole` does not.
+    """
+    inputs = parts.inputs(parity_images(snapshot))
     with ThreadPoolExecutor(1) as aside:  # both take as long, and neither holds Python up
-        expected = aside.submit(network_outputs, snapshot, images)
-        found = {count: runs(images[:count]) for count in BATCHES}
-        scores, features = expected.result()
-    worst_score = worst_feature = 0.0
-    answers = np.empty(0, dtype=np.int64)
-    for count, (found_scores, found_features) in found.items():
-        if found_scores.shape != scores[:count].shape or found_features.shape != features[:count].shape:
-            raise ParityFailed(
-                f"{count} images gave scores {found_scores.shape} and features {found_features.shape}"
-            )
-        worst_score = max(worst_score, _largest(found_scores - scores[:count]))
-        worst_feature = max(worst_feature, _largest(found_features - features[:count]))
-        answers = found_scores.argmax(1)
-    different = len(snapshot.images)
+        if parts.has_trunk:
+            expected = aside.submit(outputs_of, snapshot, torch.from_numpy(inputs))
+        else:
+            expected = aside.submit(network_outputs, snapshot, inputs)
+        found = [parts.rest(inputs[:count]) for count in (1, 2, len(inputs))]
+        return _parity(found, expected.result(), len(snapshot.images), tolerance)
+
+
+def compare_whole(model: RunningModel, snapshot: Snapshot, count: int, tolerance: float = TOLERANCE) -> None:
+    """As `compare`, the trunk's answers included, on so many images."""
+    images = snapshot.images[:count]
+    _parity([model(images)], network_outputs(snapshot, images), len(images), tolerance)
+
+
+def _parity(found: list[Outputs], expected: Outputs, different: int, tolerance: float) -> Parity:
+    """Of answers to the first images: all of them in the last of `found`. Raises `ParityFailed` if they differ."""
+    worst = dict.fromkeys(Outputs._fields, 0.0)
+    for outputs in found:
+        count = len(outputs.scores)
+        for name, ours, theirs in zip(Outputs._fields, outputs, expected, strict=True):
+            if ours is None or theirs is None or ours.shape != theirs[:count].shape:
+                raise ParityFailed(f"{count} images gave {name} {getattr(ours, 'shape', None)}")
+            worst[name] = max(worst[name], _largest(ours - theirs[:count]))
     # Of two classes that are equally probable, either is the same answer.
-    same = scores.max(1) - scores[np.arange(len(answers)), answers] <= tolerance
-    parity = Parity(different, worst_score, worst_feature, int(same[:different].sum()))
-    most = FEATURE_TOLERANCE * max(1.0, _largest(features))
-    if worst_score > tolerance or worst_feature > most or not same.all():
+    answers = found[-1].scores.argmax(1)
+    same = expected.scores.max(1) - expected.scores[np.arange(len(answers)), answers] <= tolerance
+    parity = Parity(
+        different, worst["scores"], worst["features"], worst["similarity"], int(same[:different].sum())
+    )
+    most = FEATURE_TOLERANCE * max(1.0, _largest(expected.features))
+    within = max(worst["scores"], worst["similarity"]) <= tolerance and worst["features"] <= most
+    if not (within and same.all()):
         raise ParityFailed(
-            f"the exported model differs from the network: scores by up to {worst_score:.1e} (allowed {tolerance:.0e}), "
-            f"features by {worst_feature:.1e} (allowed {most:.0e}), {parity.same_answer} of {different} answers alike"
+            f"the exported model differs from the network: scores by up to {worst['scores']:.1e} and similarity by "
+            f"{worst['similarity']:.1e} (allowed {tolerance:.0e}), features by {worst['features']:.1e} (allowed "
+            f"{most:.0e}), {parity.same_answer} of {different} answers alike"
         )
     return parity
 
@@ -283,8 +342,18 @@ def _largest(values: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(values), nan=np.inf).max())
 
 
-def network_outputs(snapshot: Snapshot, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and features as the learner itself computes them."""
+def network_outputs(snapshot: Snapshot, images: np.ndarray) -> Outputs:
+    """What the learner itself says of images."""
     with torch.inference_mode():
-        logits, features = snapshot.network(torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(255))
-        return (logits / snapshot.temperature).softmax(1).numpy(), features.numpy()
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(255)
+        return outputs_of(snapshot, snapshot.network.inputs(pixels))
+
+
+def outputs_of(snapshot: Snapshot, inputs: Tensor) -> Outputs:
+    """What it says of inputs of its trainable part."""
+    network = snapshot.network
+    with torch.inference_mode():
+        features = network.features(inputs)
+        scores = (snapshot.head(features) / snapshot.temperature).softmax(1)
+        similarity = network.similarities(features).amax(1)
+        return Outputs(scores.numpy(), features.numpy(), similarity.numpy())
