@@ -115,6 +115,16 @@ def test_it_learns_on_publishes_and_verifies(path):
     assert [problem for problem in verify_workspace(path) if problem.serious] == []
 
 
+def test_without_its_settings_it_still_learns_with_the_network_that_it_had(path):
+    with Workspace.open(path) as workspace:
+        had = workspace.settings
+    (path / "settings.json").unlink()
+    with Workspace.open(path) as workspace:
+        now = workspace.settings
+        assert (now.backbone, now.image_size, now.method) == ("reduced_resnet18", had.image_size, had.method)
+        assert LiveLearner(workspace).learner.step == 89
+
+
 def test_who_only_looks_needs_no_upgrade(path):
     assert verify_workspace(path) == []
     status, facts = gather(path), workspace_facts(path)

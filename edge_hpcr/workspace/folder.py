@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, flush_to_disk, locked, sha256
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.workspace.database import old_format, upgrade_journal
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
@@ -229,5 +230,17 @@ def _own_settings(layout: Layout) -> Settings:
         for folder in (layout.images, layout.checkpoints, layout.quarantine, layout.exports):
             folder.mkdir(exist_ok=True)
     if not layout.settings.exists():
-        Settings().save(layout.settings)
+        _first_settings(layout).save(layout.settings)
     return Settings.load(layout.settings)
+
+
+def _first_settings(layout: Layout) -> Settings:
+    """The defaults, but for what a learner that has begun was made from, which it cannot change."""
+    for folder in reversed(layout.checkpoint_folders()):
+        with suppress(UserError):  # a damaged one is reported when it is loaded
+            made = checkpoint.facts(folder)["config"]
+            backbone, weights = made.get("backbone", "reduced_resnet18"), made.get("weights") or ""
+            return Settings(
+                backbone=backbone, weights=weights, image_size=made["height"], method=made["method"]
+            )
+    return Settings()
