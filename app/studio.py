@@ -47,6 +47,7 @@ Flag = Annotated[bool, Field(description="true or false")]
 
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
+MOST_ADVISED = 3  # classes that are named as wanting labels
 PATIENCE = 30.0  # seconds for the learner to end its step
 DONE_TEXTS = {
     "label": "labelled",
@@ -364,6 +365,7 @@ class Studio:
             "classes": [
                 {**asdict(row), "colour": colour_of(row.id, row.colour)} for row in self.journal.classes()
             ],
+            "advice": self._advice(),
             "source": self._source_state(),
             "frame": self._frame_state(),
             "learned": [_learned(reply) for reply in list(self.live.recent)[-LEARNED_SHOWN:]],
@@ -371,6 +373,18 @@ class Studio:
             "transfer": self.transfers.state(),
             "seq": self.journal.last_seq,
         }
+
+    def _advice(self) -> str:
+        """What would help most, once rehearsal has done what it can."""
+        names = {row.id: row.name for row in self.journal.classes()}
+        wanting = [each for each in self.live.self_test.few_labels if each.class_id in names]
+        if self.live.phase != "idle" or len(names) < 2 or not wanting:
+            return ""
+        told = (
+            f"{names[each.class_id]} ({each.right} of {each.samples} right)"
+            for each in wanting[:MOST_ADVISED]
+        )
+        return f"More labels would help now, more rehearsal would not: {', '.join(told)}"
 
     def _version(self) -> int | None:
         if time.monotonic() - self._looked_for_version > 1.0:

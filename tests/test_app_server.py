@@ -371,7 +371,7 @@ try:
 finally:
     server.stop()
 import gradio.component_meta, torch
-heavy = [name for name in ("torch._dynamo", "sklearn", "scipy.optimize", "matplotlib") if name in sys.modules]
+heavy = [name for name in ("timm", "torch._dynamo", "sklearn", "scipy.optimize", "matplotlib") if name in sys.modules]
 print(heavy, parsed.count("gradio.component_meta"))
 """
 

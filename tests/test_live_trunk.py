@@ -5,6 +5,7 @@ import threading
 import cv2
 import numpy as np
 import pytest
+from browser_parts import wait_for
 from workspace_parts import FROM_SCRATCH
 
 from app.studio import Studio
@@ -179,6 +180,28 @@ def test_the_memory_tab_speaks_of_latents_and_takes_pictures_from_the_files(work
         assert (workspace.settings.memory_bytes, workspace.settings.codec) == (1_000_000, "auto")
         with pytest.raises(UserError, match="the memory keeps latents"):
             memory_tab.apply(studio, 1_000_000, "webp")
+    finally:
+        studio.stop()
+
+
+@pytest.mark.slow
+def test_the_page_says_when_more_labels_would_help_and_more_rehearsal_would_not(workspace):
+    workspace.change_settings(held_out_share=0.0)
+    studio = Studio(workspace)
+    studio.live.start()
+    try:
+        for name in (
+            "bolt",
+            "screw",
+        ):  # the same two pictures: without itself, each is nearer to the other class
+            ids = [workspace.take(photo(number), "test") for number in (0, 1)]
+            workspace.journal.label(ids, workspace.journal.create_class(name))
+        learned(studio.live)
+        wait_for(lambda: studio.state(fresh=True)["advice"], "advice", PATIENCE)
+        told = (
+            "More labels would help now, more rehearsal would not: bolt (0 of 2 right), screw (0 of 2 right)"
+        )
+        assert studio.state(fresh=True)["advice"] == told
     finally:
         studio.stop()
 

@@ -25,6 +25,7 @@ from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import write_status
 from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.settings import Settings
 from edge_hpcr.workspace.transfer import export_samples
 
 ROOT = Path(__file__).parents[1]
@@ -322,7 +323,7 @@ def test_the_status_of_a_workspace_in_which_nothing_was_learned(run):
         None,
     )
     assert (status["labels"], status["classes"], status["events"], status["events_waiting"]) == (4, 2, 4, 4)
-    assert status["memory"] == {"samples": None, "bytes": None, "budget": 2_000_000}
+    assert status["memory"] == {"samples": None, "bytes": None, "budget": Settings().memory_bytes}
     assert status["held_out"] == {
         "accuracy": None,
         "samples": 0,

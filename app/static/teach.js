@@ -40,6 +40,7 @@ class Teach {
     this.classes = make("div", { id: "class-buttons", role: "group", "aria-label": "label the picture as" });
     this.message = make("p", { id: "message", role: "status", "aria-live": "polite" });
     this.lesson = make("p", { id: "lesson", role: "status", "aria-live": "polite" });
+    this.advice = make("p", { id: "advice", role: "status", hidden: true });
     this.held = make("p", { id: "held", hidden: true }, "⏸ held still: label it, or press Space to let it go");
     this.name = make("input", { id: "new-class-name", maxlength: 100, placeholder: "name of the new class", "aria-label": "name of the new class", autocomplete: "off" });
     this.newClass = make("form", { id: "new-class", hidden: true, onsubmit: (event) => { event.preventDefault(); this.createClass(); } },
@@ -70,7 +71,7 @@ class Teach {
             tool("undo", "u undo", () => this.perform({ do: "undo" }), "undo the last action"),
             tool("redo", "r redo", () => this.perform({ do: "redo" }), "redo it"),
             tool("keys", "? keys", () => this.help.showModal(), "show the keys")),
-          this.message, this.lesson)),
+          this.message, this.lesson, this.advice)),
       this.help);
   }
 
@@ -105,6 +106,8 @@ class Teach {
     this.showAnswers(now);
     this.showClasses(now);
     this.showLesson(now);
+    this.advice.hidden = !now.advice;
+    if (this.advice.textContent !== now.advice) this.advice.textContent = now.advice;
   }
 
   showPicture(now) {

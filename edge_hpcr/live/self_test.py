@@ -12,6 +12,7 @@ import numpy as np
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
 from edge_hpcr.live.calibration import calibrate
+from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import Suspicion, suspicious
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SelfTest:
         self.test_then_train = TestThenTrain.from_state(tested) if tested else TestThenTrain()
         self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
         self.suspicions: list[Suspicion] = []
+        self.few_labels: list[FewLabels] = []
         self._inputs: dict[int, np.ndarray] = {}  # of held-out samples, as the trainable part sees them
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
         self._asked_again = 0  # the last queued sample whose priority was refreshed
@@ -64,7 +66,7 @@ class SelfTest:
         if (due or steps >= TEST_AT_LEAST_EVERY_STEPS) and time.monotonic() >= self._next_test:
             begun = time.monotonic()
             if self.test() and idle:
-                self._look_for_wrong_labels()
+                self._look_at_labels()
                 self._refresh_queue()
             self._next_test = time.monotonic() + (time.monotonic() - begun) * (1 - TEST_SHARE) / TEST_SHARE
 
@@ -95,15 +97,19 @@ class SelfTest:
         )
         return True
 
-    def _look_for_wrong_labels(self) -> None:
-        """Among what the memory holds; of a large memory, the same part each time is enough to point at some."""
+    def _look_at_labels(self) -> None:
+        """Which seem wrong, and where more are missing; of a large memory, the same part each time is enough."""
+        recalls = self.held_out.recalls().items()
+        held_out = {c: (round(each.recall * each.samples), each.samples) for c, each in recalls}
         memory = self._live.learner.memory
         if not len(memory):
+            self.few_labels = want_labels({}, held_out)
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
         features = np.concatenate([*map(self._live.predictor.features, _batches(replay.inputs))])
         classes = np.array(self._live.learner.class_ids)[replay.labels]
         self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
+        self.few_labels = want_labels(leave_one_out(classes, features), held_out)
 
     def _refresh_queue(self) -> None:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
