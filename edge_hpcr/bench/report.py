@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from edge_hpcr.bench import metrics, presets
 from edge_hpcr.bench.datasets import DATASETS
-from edge_hpcr.bench.run import has_budget, make_config
+from edge_hpcr.bench.run import has_budget, make_config, papers_options
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import LearnerConfig
@@ -101,9 +101,9 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _usual_settings(dataset: str, method: str, backbone: str) -> dict[str, Any]:
     """The paper's, and what a pre-trained backbone recommends instead of some of them."""
-    options = methods.method_class(method).papers_options(dataset)
+    options = papers_options(dataset, method, backbone)
     config = make_config(dataset, method, method_options=options, backbone=backbone)
-    resolved = methods.create(method, options).config_dict()
+    resolved = methods.create(method, config.learner.method_options).config_dict()
     settings = _flat_settings(asdict(config) | {"method_options": resolved})
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 

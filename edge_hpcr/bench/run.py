@@ -365,6 +365,11 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
     return result
 
 
+def papers_options(dataset: str, method: str, backbone: str) -> dict[str, Any]:
+    """A method's options in the paper; with a trunk, which the paper does not have there, none."""
+    return {} if backbone_class(backbone).has_trunk else methods.method_class(method).papers_options(dataset)
+
+
 def make_config(
     dataset: str,
     method: str = "hpcr",
@@ -378,11 +383,13 @@ def make_config(
 ) -> RunConfig:
     """A run with the dataset's own number of tasks, and its own image size unless the backbone is pre-trained."""
     info = registry.info(dataset)
-    size = {} if backbone_class(backbone).has_trunk else {"height": info.side, "width": info.side}
+    size, options = {"height": info.side, "width": info.side}, method_options or {}
+    if backbone_class(backbone).has_trunk:
+        size, options = {}, LearnerConfig.recommended(backbone, method=method).method_options | options
     learner = LearnerConfig.recommended(
         backbone,
         method=method,
-        method_options=method_options or {},
+        method_options=options,
         memory=memory or MemoryConfig(samples=200),
         seed=seed,
         **(size | (learner_options or {})),

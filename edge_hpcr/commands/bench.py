@@ -16,7 +16,15 @@ from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
-from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result, make_config, on_stop_signal
+from edge_hpcr.bench.run import (
+    Interrupted,
+    Run,
+    RunConfig,
+    finished_result,
+    make_config,
+    on_stop_signal,
+    papers_options,
+)
 from edge_hpcr.commands import teach
 from edge_hpcr.commands.cli import at_most_one, examples, make_writable, new_commands, refusal
 from edge_hpcr.common.errors import UserError
@@ -189,7 +197,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     data.registry.info(dataset)
     kind = methods.method_class(arguments.method)
     method_fields = kind.options()
-    method_options = kind.papers_options(dataset)
+    method_options = papers_options(dataset, arguments.method, arguments.backbone)
     learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
     if arguments.image_size is not None:
         learner_options |= {"height": arguments.image_size, "width": arguments.image_size}
