@@ -252,7 +252,7 @@ def test_a_model_too_large_for_this_machine_is_refused_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timm_model.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000_000))
-    with pytest.raises(UserError, match=r"timm:resnet10t needs about .* of memory, 10\.0 MB are free here"):
+    with pytest.raises(UserError, match=r"timm:resnet10t needs about .* of memory, 10\.00 MB are free here"):
         learner_of("timm:resnet10t", weights="/nowhere")
 
 
