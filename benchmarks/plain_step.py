@@ -87,6 +87,7 @@ class PlainStep:
             inputs=torch.cat(groups),
             logits=self.network.logits(features),
             features=features,
+            sketches=features,
             labels=torch.cat([columns.repeat(views), memory.labels[slots].repeat(views)]),
             incoming_rows=len(groups[0]),
             distinct_samples=len(columns) + len(slots),

@@ -215,7 +215,9 @@ def test_contestants_on_a_trunk_are_taught_and_keep_what_they_say(folder, tmp_pa
     assert main(["bench", "teach", "--source", str(folder), "--out", str(tmp_path / "out"), *small]) == 0
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
     found = {result["contestant"]: result for result in results}
-    assert {result["config"]["learner"]["backbone"] for result in results} == {"efficientnet_lite0"}
+    backbones = {name: result["config"]["learner"]["backbone"] for name, result in found.items()}
+    assert backbones.pop("ours") == "efficientnet_lite0"
+    assert set(backbones.values()) == {"efficientnet_lite0_pooled"}  # the rivals: what everybody else has
     assert all(result["bytes"]["total"] > 0 for result in results)
     assert found["dense"]["bytes"]["total"] == 3 * 1280 * 4  # a feature of each label
     assert found["slda"]["config"]["learner"]["method"] == "slda"

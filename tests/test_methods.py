@@ -299,7 +299,8 @@ def make_batch(distinct_samples: int = 20, known: tuple[int, ...] = (2, 2, 2, 3)
     return Batch(
         inputs=torch.zeros(10, 3, 8, 8),
         logits=3 * normal(10, 3),
-        features=normal(10, 5),
+        features=(features := normal(10, 5)),
+        sketches=features,
         labels=torch.tensor([0, 1, 2, 2, 2, 1, 0, 1, 0, 1]),
         incoming_rows=6,
         distinct_samples=distinct_samples,

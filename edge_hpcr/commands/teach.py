@@ -23,7 +23,6 @@ from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.live.live_learner import learner_config
 from edge_hpcr.workspace.settings import Settings
 
-TRAINED_SIZE = 224  # of ImageNet's pictures, for EfficientNet-Lite0
 EXAMPLES = """
 examples:
   python -m edge_hpcr bench teach --source photographs               a folder with a sub-folder for each class
@@ -182,19 +181,16 @@ def _possible(wanted: list[int], pictures: Pictures) -> tuple[int, ...]:
 
 def _learner(contestant: str, settings: Settings) -> LearnerConfig:
     """The learner of a new workspace, with a rival's method, or as the paper has it."""
-    if (
-        contestant == "dense"
-    ):  # which uses the last features alone, of pictures as large as the trunk was trained with
-        pooled = f"{settings.backbone}_pooled"
-        backbone = pooled if pooled in backbones.names() else settings.backbone
-        size = settings.image_size or (TRAINED_SIZE if backbone == pooled else 0)
-        settings = settings.replace(backbone=backbone, image_size=size)
-    elif contestant == "scratch":
+    if contestant == "scratch":
         settings = settings.replace(
             backbone=LearnerConfig.backbone, weights="", image_size=LearnerConfig.height
         )
     elif contestant != "ours":
-        settings = settings.replace(method=contestant)
+        # The last features alone, as they are published: a rival on our latents would be another product of ours.
+        pooled = f"{settings.backbone}_pooled"
+        method = settings.method if contestant == "dense" else contestant
+        known = pooled in backbones.names()
+        settings = settings.replace(method=method, backbone=pooled if known else settings.backbone)
     return learner_config(settings)
 
 

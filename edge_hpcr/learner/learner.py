@@ -86,8 +86,17 @@ class LearnerConfig:
     def recommended(cls, backbone: str, **changes: Any) -> LearnerConfig:
         """The configuration that suits a backbone, with some changes; `memory` keeps what its trainable part sees."""
         kind = backbone_class(backbone)
-        size = {"height": kind.default_size, "width": kind.default_size}
-        return cls(**{"backbone": backbone, **size, **kind.recommended, **changes})
+        fields: dict[str, Any] = {
+            "backbone": backbone,
+            "height": kind.default_size,
+            "width": kind.default_size,
+        }
+        fields |= {**kind.recommended, **changes}
+        if "method_options" not in changes:  # those of hpcr say nothing to another method
+            own = methods.method_class(fields.get("method", cls.method)).options()
+            chosen = fields.get("method_options", {})
+            fields["method_options"] = {name: value for name, value in chosen.items() if name in own}
+        return cls(**fields)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
@@ -182,10 +191,11 @@ class Learner:
         self.network = build_network(config, self.device)
         self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
         self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
+        backbone = self.network.backbone
         self.memory = ReplayMemory(
             config.memory,
             self._input_shape(),
-            self.network.feature_size if self.method.stores_features else 0,
+            (backbone.sketch_size or backbone.feature_size) if self.method.stores_features else 0,
             self.method.stores_logits,
             self.rng,
         )
@@ -348,9 +358,9 @@ class Learner:
         """Let the proxies of new classes start where their first samples are."""
         for network in self._networks() if new else []:
             network.eval()
-            directions = F.normalize(network.features(self._plain(inputs)), dim=1)
+            features = network.features(self._plain(inputs))
             for column in new:
-                network.proxies[column] = F.normalize(directions[columns == column].mean(0), dim=0)
+                network.proxies[column] = features[columns == column].mean(0)
 
     @_exclusive
     def rehearse(self) -> StepReport | None:
@@ -387,12 +397,22 @@ class Learner:
         self.optimiser.step()
         if self.average is not None:
             self.average.update(self.network, self.step)
+        if remember:
+            self._follow(self._plain(inputs))
         if offer is not None:
             self.memory.admit(offer)
         self.step += 1
         self.method.after_step(self.view, batch)
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
         return StepReport(self.step - 1, loss, correct, len(replay.ids), time.perf_counter() - begun)
+
+    @torch.no_grad()
+    def _follow(self, inputs: Tensor) -> None:
+        """Let the backbone's statistics follow what is seen; proxies move with the features."""
+        for network in self._networks():
+            moved = network.backbone.follow(inputs)
+            if moved is not None:
+                network.proxies.add_(moved)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -460,6 +480,7 @@ class Learner:
             inputs=rows,
             logits=self.network.logits(features),
             features=features,
+            sketches=self.network.backbone.sketch(features),
             labels=torch.cat([repeated(columns), repeated(replay.labels)]),
             incoming_rows=views * len(columns),
             distinct_samples=sum(split),
@@ -498,7 +519,7 @@ class Learner:
             logits = batch.logits[: len(inputs)].detach().cpu().numpy()[rows]
         if self.method.stores_features:
             # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-            features = F.normalize(batch.features[: len(inputs)].detach(), dim=1).cpu().numpy()[rows]
+            features = F.normalize(batch.sketches[: len(inputs)].detach(), dim=1).cpu().numpy()[rows]
         ids = None if ids is None else ids[rows]
         return self.memory.offer(inputs[rows], columns[rows], logits, features, ids)
 

@@ -51,7 +51,8 @@ STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 
 def learner_config(settings: Settings) -> LearnerConfig:
     """What a workspace's learner is made from."""
-    kind, suited = backbone_class(settings.backbone), LearnerConfig.recommended(settings.backbone)
+    kind = backbone_class(settings.backbone)
+    suited = LearnerConfig.recommended(settings.backbone, method=settings.method)
     size = settings.image_size or suited.height
     if not kind.smallest_side <= size <= kind.largest_side:
         limits = f"{kind.smallest_side} to {kind.largest_side}"
@@ -63,7 +64,6 @@ def learner_config(settings: Settings) -> LearnerConfig:
         height=size,
         width=size,
         weights=settings.weights or None,
-        method=settings.method,
         memory=memory_config(settings),
         # Labels come one at a time: statistics of a single image and its view would be no statistics.
         batch_norm="joint",

@@ -70,6 +70,7 @@ class Backbone(nn.Module, ABC):
     recommended: ClassVar[Mapping[str, Any]] = {}
 
     feature_size: int
+    sketch_size: int | None = None  # None: the memory keeps features as they are
     trunk: Trunk | None = None  # None: the trainable part sees the images themselves
 
     @abstractmethod
@@ -88,6 +89,14 @@ class Backbone(nn.Module, ABC):
         `groups` are the sizes of groups of rows that take batch-norm's statistics apart. It is one pass all the same:
         convolutions do not mix images, and are faster for more of them.
         """
+
+    def sketch(self, features: Tensor) -> Tensor:
+        """What the memory keeps of features, to distil from: fewer numbers with about the same cosines, or all."""
+        return features
+
+    def follow(self, inputs: Tensor) -> Tensor | None:
+        """Statistics of new samples, if the backbone keeps any; returns by how much that moves all features."""
+        return None
 
     def deployable(self) -> nn.Module:
         """A copy of the trainable part for inference."""

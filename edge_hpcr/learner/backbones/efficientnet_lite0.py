@@ -25,6 +25,10 @@ FILE = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 BATCH_NORM_EPSILON = 1e-3  # TensorFlow's
 STEM, HEAD = 32, 1280
+GRID, GRID_STAGES = 3, (5, 4)  # stages whose maps are latents too, as means over a grid of 3 x 3
+HIDDEN = 64  # of the adapter
+SKETCH = 256  # numbers that the memory keeps of a feature of 4,016
+CENTRE_PRIOR = 10  # samples at the origin that the mean of all samples starts with
 # Of each stage: expansion of its blocks, filters, kernel, stride of the first block, number of blocks.
 STAGES = (
     (1, 16, 3, 1, 1),
@@ -135,19 +139,112 @@ def pretrained() -> nn.Sequential:
     return network.to(memory_format=torch.channels_last)
 
 
+def _bins(cells: int, side: int) -> Tensor:
+    """[cells, side]: the mean over each of so many parts of a row, as adaptive pooling divides it."""
+    means = torch.zeros(cells, side)
+    for cell in range(cells):
+        first, last = cell * side // cells, -((cell + 1) * side // -cells)
+        means[cell, first:last] = 1 / (last - first)
+    return means
+
+
+class Levels(nn.Module):
+    """The network's features beside what two earlier stages see, and where: each level of length one around zero.
+
+    The last features tell kinds of things apart, whatever their place; earlier ones keep the layout, which decides where
+    pictures are unlike ImageNet's (docs/few-labels.md has the evidence).
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.network = pretrained()
+        ends = torch.tensor([blocks for *_, blocks in STAGES]).cumsum(0).tolist()  # the stem is part 0
+        self.levels = [ends[stage] for stage in GRID_STAGES]
+        for end in self.levels:
+            scale = 2 ** (1 + sum(stride == 2 for *_, stride, _ in STAGES[: ends.index(end) + 1]))
+            for name, side in (("rows", height), ("columns", width)):
+                self.register_buffer(f"{name}_{end}", _bins(GRID, math.ceil(side / scale)))
+        self.size = HEAD + sum(STAGES[stage][1] * GRID**2 for stage in GRID_STAGES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x, found = images, []
+        for number, part in enumerate(self.network):
+            x = part(x)
+            if number in self.levels:
+                rows, columns = self.get_buffer(f"rows_{number}"), self.get_buffer(f"columns_{number}")
+                found.append((rows @ x @ columns.T).flatten(1))
+        return torch.cat([_unit(level) for level in (x, *found)], 1)
+
+
+def _unit(level: Tensor) -> Tensor:
+    centred = level - level.mean(1, keepdim=True)
+    return centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-6)
+
+
 class EfficientNetLite0(Backbone):
     name = "efficientnet_lite0"
     default_size = 224
     smallest_side = 32
     largest_side = 512
     has_trunk = True
-    recommended: ClassVar = {"imprint": True, "lr": 0.05, "proxy_lr": 0.1}
+    recommended: ClassVar = {
+        "imprint": True,
+        "views": False,
+        # A record made when few classes were known holds a sample back from what later ones teach; with a trunk the
+        # features cannot drift far, and there is little to distil. Sample pairs cost accuracy as well.
+        "method_options": {"alpha": 0.0, "beta": 0.0, "smallest_batch": 1_000_000},
+        "optimiser": "adam",
+        "lr": 1e-4,
+        "proxy_lr": 1e-3,
+        "replay": 100,
+        "ema_decay": 0.9,
+    }
+
+    centre: Tensor
+    seen: Tensor
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.trunk = Trunk(pretrained(), (HEAD,), SHA256)
+        levels = Levels(config.height, config.width)
+        self.feature_size, self.sketch_size = levels.size, SKETCH
+        self.trunk = Trunk(levels, (levels.size,), SHA256)
+        self.adapter = Adapter(levels.size, HIDDEN, torch.Generator().manual_seed(config.seed))
+        # Records of features are compared with each other only: cosines survive a random projection.
+        draw = torch.randn(levels.size, SKETCH, generator=torch.Generator().manual_seed(0))
+        self.projection = draw / SKETCH**0.5
+        self.register_buffer("centre", torch.zeros(levels.size))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
+        centred = inputs - self.centre
+        return centred + self.adapter(centred)
+
+    def sketch(self, features: Tensor) -> Tensor:
+        return features @ self.projection.to(features)
+
+    def follow(self, inputs: Tensor) -> Tensor:
+        """Move the centre to the mean of all samples seen, and a little of the origin."""
+        before = self.centre.clone()
+        self.seen += len(inputs)
+        self.centre += (inputs - self.centre).sum(0) / (self.seen + CENTRE_PRIOR)
+        return before - self.centre
+
+
+class EfficientNetLite0Pooled(Backbone):
+    """The last features alone, as other programs use them: for comparisons."""
+
+    name = "efficientnet_lite0_pooled"
+    default_size = EfficientNetLite0.default_size
+    smallest_side = EfficientNetLite0.smallest_side
+    largest_side = EfficientNetLite0.largest_side
+    has_trunk = True
+    recommended = EfficientNetLite0.recommended
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__(config)
         self.feature_size = HEAD
-        self.adapter = Adapter(HEAD, 128, torch.Generator().manual_seed(config.seed))
+        self.trunk = Trunk(pretrained(), (HEAD,), SHA256)
+        self.adapter = Adapter(HEAD, HIDDEN, torch.Generator().manual_seed(config.seed))
 
     def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
         return inputs + self.adapter(inputs)

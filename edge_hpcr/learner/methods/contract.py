@@ -31,12 +31,13 @@ class Records:
 class Batch:
     """One step's batch after the forward pass, before the update.
 
-    The rows of `inputs`, `logits`, `features` and `labels`: incoming samples, their augmented views, replayed samples, their augmented views.
+    The rows of `inputs`, `logits`, `features`, `sketches` and `labels`: incoming samples, their augmented views, replayed samples, their augmented views.
     """
 
     inputs: Tensor  # images, or latents if the network has a trunk
     logits: Tensor
     features: Tensor
+    sketches: Tensor  # of the features, as the memory records them
     labels: Tensor
     incoming_rows: int
     distinct_samples: int
@@ -110,8 +111,8 @@ class Method:
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
-    stores_logits: ClassVar[bool] = False
-    stores_features: ClassVar[bool] = False
+    stores_logits: bool = False
+    stores_features: bool = False
     # A reference row that sees the whole data shuffled instead of task by task, and how often.
     shuffled_passes: ClassVar[int] = 0
     samples_per_step: ClassVar[int] = 10

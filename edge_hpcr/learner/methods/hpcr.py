@@ -49,8 +49,11 @@ class HPCR(Method):
     order = 10
     Config = Config
     paper_options = PAPER_OPTIONS
-    stores_logits = True
-    stores_features = True
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        # What nothing is distilled from need not be kept.
+        self.stores_logits, self.stores_features = self.config.alpha > 0, self.config.beta > 0
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.contrast(batch) * self.multiplier(batch)
@@ -90,22 +93,21 @@ class HPCR(Method):
 
     def sample_distillation(self, batch: Batch) -> Tensor:
         """eq. scd over the replayed rows."""
-        features = batch.features[batch.replayed]
-        return losses.scd(features, batch.records.features, self.distillable(batch), batch.tau)
+        return losses.scd(
+            batch.sketches[batch.replayed], batch.records.features, self.distillable(batch), batch.tau
+        )
 
 
 class WithoutSCD(HPCR):
     name = "pcr_ct_pcd"
     order = 20
     fixed = NO_SCD
-    stores_features = False
 
 
 class WithoutDistillation(WithoutSCD):
     name = "pcr_ct"
     order = 30
     fixed = NO_DISTILLATION
-    stores_logits = False
 
 
 class Contrastive(WithoutDistillation):
