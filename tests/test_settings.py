@@ -63,7 +63,7 @@ def test_a_workspace_of_an_older_version_goes_on_with_the_network_that_it_had(tm
         (
             "backbone",
             "resnet",
-            "unknown backbone 'resnet': choose one of efficientnet_lite0, reduced_resnet18",
+            "unknown backbone 'resnet': choose one of efficientnet_lite0",
         ),
         ("device", "tpu", "unknown setting device 'tpu'"),
         ("method", "magic", "unknown method 'magic': choose one of hpcr"),
