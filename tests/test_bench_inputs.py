@@ -79,14 +79,14 @@ def test_other_pictures_sizes_and_views_have_files_of_their_own(pictures, cache)
     assert Inputs(replace(TRUNK, stored_views=2), pictures, "cpu")[CHOSEN].shape[1] == 2
     assert len(list(cache.glob("latents/*"))) == 4
     # What a learner's seed or method is, the trunk does not know.
-    Inputs(replace(TRUNK, seed=3, method="er"), pictures, "cpu")[CHOSEN]
+    Inputs(replace(TRUNK, seed=3, method="er", method_options={}), pictures, "cpu")[CHOSEN]
     assert len(list(cache.glob("latents/*"))) == 4
 
 
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_only_time(pictures, cache):
     cache.write_text("a file where the folder should be")
-    assert Inputs(TRUNK, pictures, "cpu")[CHOSEN].shape == (3, 1, 1280)
+    assert len(Inputs(TRUNK, pictures, "cpu")[CHOSEN]) == 3
 
 
 def test_portions_are_the_whole(pictures, monkeypatch):
@@ -99,10 +99,10 @@ def test_portions_are_the_whole(pictures, monkeypatch):
 
 @pytest.mark.slow
 def test_a_split_benchmark_runs_on_a_trunk(tmp_path, capsys):
-    small = ["--image-size", "32", "--limit", "20", "--budget", "100KB", "--out", str(tmp_path / "out")]
+    small = ["--image-size", "32", "--limit", "20", "--budget", "400KB", "--out", str(tmp_path / "out")]
     command = ["bench", "--dataset", "digits", "--backbone", "efficientnet_lite0", *small]
     for method in ("hpcr", "ranpac"):
         assert main([*command, "--method", method]) == 0
         assert f"{method} (backbone=efficientnet_lite0, height=32" in capsys.readouterr().out
-        path = tmp_path / "out" / f"digits-{method}-efficientnet_lite0-100000B-limit20-32px-seed0.json"
-        assert 0 < json.loads(path.read_text())["bytes"]["total"] <= 100_000
+        path = tmp_path / "out" / f"digits-{method}-efficientnet_lite0-400000B-limit20-32px-seed0.json"
+        assert 0 < json.loads(path.read_text())["bytes"]["total"] <= 400_000
