@@ -18,7 +18,7 @@ def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latency")
     assert run(latency.commands, "latency", ["--quick", "--out", str(folder / "made" / "latency.json")]) == 0
     page = (folder / "made" / "latency.md").read_text()
-    assert "goal (at 32 pixels" in page and "swap ms" in page
+    assert "| goal " in page and "swap ms" in page
     return json.loads((folder / "made" / "latency.json").read_text())
 
 
@@ -49,22 +49,23 @@ def test_a_quick_run_keeps_every_measurement(result):
 
 def test_the_tables_are_markdown(result):
     blocks = [block.splitlines() for block in latency.tables(result) if block.startswith("|")]
-    assert [block[0].split()[1] for block in blocks] == ["pixels,", "publishing,", "device,", "goal"]
+    assert [block[0].split()[1] for block in blocks] == ["network,", "publishing", "device", "goal"]
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1 and set(block[1]) == set("|-:")
 
 
 def test_goals_are_judged_by_what_was_measured(result):
     assert [goal["goal"] for goal in result["goals"]] == [2.5, 1.0, 10.0, 2.0, 2.0]
+    network = {"backbone": "reduced_resnet18", "size": 32}
     published = {
-        "size": 32,
+        **network,
         "republish_seconds": {"wall": 0.999},
         "times_as_fast": {"wall": 9.99},
     }
-    row = {"size": 32, "batch": 1, "threads": 1}
+    row = {**network, "batch": 1, "threads": 1}
     row["times_as_fast_as_torch"] = {"onnx": {"wall": {"median": 2.5}}}
     device = {
-        "size": 32,
+        **network,
         "late_frames": {"around_swaps": {"most": 2.01}},
         "first_answer_seconds": [1.5, 2.0],
     }

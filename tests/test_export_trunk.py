@@ -7,11 +7,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_parts import snapshot_with_trunk
+from export_parts import Teaching, snapshot_with_trunk
 
 from edge_hpcr.learner.codec import LATENT as LATENT_CODEC
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.stream.resize import prepare
 from export.device.manifest import ClassLabel
 from export.device.model import Classifier
 from export.publish import running
@@ -20,7 +21,7 @@ from export.publish.publish import TEMPLATE, publish
 from export.publish.quantise import TRUNK, quantised, to_float16
 from export.publish.republish import FILE, load_template, republish, save_template, template_facts
 from export.publish.running import RunningModel, TwoParts, joined, split
-from export.publish.snapshot import Snapshot, images_wanted, snapshot_of_learner
+from export.publish.snapshot import Snapshot, images_wanted, snapshot_of, snapshot_of_learner
 from export.publish.to_onnx import Exported, ParityFailed, check, export_full, finish, network_outputs
 
 pytestmark = [pytest.mark.computes, pytest.mark.slow]  # a trace takes seconds
@@ -166,6 +167,23 @@ def test_a_second_version_is_published_from_the_known_graph(snapshot, exported, 
 
 def test_fewer_large_images_are_compared():
     assert [images_wanted(side, side) for side in (8, 32, 64, 96, 224)] == [64, 64, 64, 28, 16]
+
+
+def test_images_come_from_the_workspaces_disk_where_the_memory_holds_latents(tmp_path):
+    one = Teaching(tmp_path / "w", backbone="efficientnet_lite0", image_size=32, memory_bytes=1_000_000)
+    try:
+        photos = np.random.default_rng(0).integers(0, 256, (4, 48, 64, 3), np.uint8)
+        for name, taken in (("a", photos[:3]), ("b", photos[3:])):
+            class_id = one.journal.create_class(name)
+            for photo in taken:
+                one.journal.label([one.workspace.take(photo, "test")], class_id)
+        assert one.live.wait_until_caught_up(60), one.live.problems
+        snapshot = snapshot_of(one.live)
+        trained = [row.id for row in one.journal.all_samples(state="labelled", held_out=False)]
+        wanted = [prepare(one.workspace.image(i), (32, 32)) for i in sorted(trained)]
+        assert sorted(map(bytes, snapshot.images)) == sorted(map(bytes, wanted)) and len(wanted) > 2
+    finally:
+        one.close()
 
 
 def test_efficientnet_is_exported_with_its_trunk(tmp_path):
