@@ -220,10 +220,11 @@ def test_old_proxies_go_on_learning_as_if_no_class_had_come(kind: str) -> None:
     assert torch.equal(growing.backbone.stem.weight, alone.backbone.stem.weight)
 
 
-def test_our_sgd_is_pytorchs_bit_for_bit() -> None:
+@pytest.mark.parametrize(("kind", "pytorchs"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+def test_our_optimisers_are_pytorchs_bit_for_bit(kind: str, pytorchs: type[torch.optim.Optimizer]) -> None:
     ours, theirs = (with_classes(made((8, 8), **SMALL), 3) for _ in range(2))
-    steps(ours, Optimiser("sgd", 0.1, ours), 5, seed=1)
-    steps(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), 5, seed=1)
+    steps(ours, Optimiser(kind, 0.01, ours), 5, seed=1)
+    steps(theirs, pytorchs(theirs.parameters(), lr=0.01), 5, seed=1)  # type: ignore[call-arg]
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other), name
 

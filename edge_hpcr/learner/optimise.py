@@ -8,64 +8,70 @@ from torch import Tensor
 from edge_hpcr.learner.network import Network
 
 KINDS = ("sgd", "adam")
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 WARM_UP = 10  # steps in which the average forgets its random start
 
 
 class Optimiser:
-    """SGD without momentum, as in the paper, or Adam, whose state of the old classes' proxies stays as it is."""
+    """SGD without momentum, as in the paper, or Adam, whose state of the old classes' proxies stays as it is.
+
+    PyTorch's own do the same, but the first of them imports PyTorch's compiler: 1.5 s of every start.
+    """
 
     def __init__(self, kind: str, lr: float, network: Network, proxy_lr: float | None = None) -> None:
         self._network, self._lr, self._proxy_lr = network, lr, lr if proxy_lr is None else proxy_lr
-        self._adam = None
-        if kind == "adam":
-            rest = [each for name, each in network.named_parameters() if name != "proxies"]
-            groups = [{"params": [network.proxies], "lr": self._proxy_lr}, {"params": rest, "lr": lr}]
-            self._adam = torch.optim.Adam([group for group in groups if group["params"]])
+        # Adam's, by the parameters' names: the number of steps, and the means of the gradient and of its square.
+        self._moments: dict[str, dict[str, Tensor]] | None = {} if kind == "adam" else None
 
     @torch.no_grad()
     def step(self) -> None:
-        if self._adam is not None:
-            self._adam.step()
-            return
-        # PyTorch's own SGD does the same, but its first one imports PyTorch's compiler: 1.5 s of every start.
         parameters = dict(self._network.named_parameters())
         for lr, group in (
-            (self._proxy_lr, [parameters.pop("proxies")]),
-            (self._lr, list(parameters.values())),
+            (self._proxy_lr, {"proxies": parameters.pop("proxies")}),
+            (self._lr, parameters),
         ):
-            moved = [(each, each.grad) for each in group if each.grad is not None]
-            if moved:  # all in one call: on a GPU a call per parameter would take longer than the work
-                torch._foreach_add_(*zip(*moved, strict=True), alpha=-lr)
+            moved = {name: each for name, each in group.items() if each.grad is not None}
+            if self._moments is not None:
+                for name, each in moved.items():
+                    self._adam(name, each, lr)
+            elif moved:  # all in one call: on a GPU a call per parameter would take longer than the work
+                gradients = [each.grad for each in moved.values() if each.grad is not None]
+                torch._foreach_add_(list(moved.values()), gradients, alpha=-lr)
+
+    def _adam(self, name: str, parameter: Tensor, lr: float) -> None:
+        """Kingma and Ba, 2015, algorithm 1."""
+        assert self._moments is not None and parameter.grad is not None
+        if name not in self._moments:
+            first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            self._moments[name] = {"step": torch.zeros(()), "exp_avg": first, "exp_avg_sq": second}
+        own, gradient = self._moments[name], parameter.grad
+        own["step"] += 1
+        steps = float(own["step"])
+        own["exp_avg"].lerp_(gradient, 1 - BETA1)
+        own["exp_avg_sq"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        deviation = (own["exp_avg_sq"].sqrt() / (1 - BETA2**steps) ** 0.5).add_(EPSILON)
+        parameter.addcdiv_(own["exp_avg"], deviation, value=-lr / (1 - BETA1**steps))
 
     def follow_proxies(self, kept: list[int]) -> None:
         """The network has a new proxy matrix whose first rows are the old rows `kept`; others are new."""
-        if self._adam is None:
-            return
-        (old,), new = self._adam.param_groups[0]["params"], self._network.proxies
-        self._adam.param_groups[0]["params"] = [new]
-        for key, value in self._adam.state.pop(old, {}).items():
-            if value.shape == old.shape:
-                moved = torch.zeros_like(new, requires_grad=False)
-                moved[: len(kept)] = value[kept]
-                value = moved
-            self._adam.state[new][key] = value
+        own, proxies = (self._moments or {}).get("proxies", {}), self._network.proxies
+        for key in own.keys() - {"step"}:
+            moved = torch.zeros_like(proxies, requires_grad=False)
+            moved[: len(kept)] = own[key][kept]
+            own[key] = moved
 
     def state(self) -> dict[str, Tensor]:
-        states = self._adam.state if self._adam is not None else {}
-        return {
-            f"{name}.{key}": value
-            for name, parameter in self._network.named_parameters()
-            for key, value in states.get(parameter, {}).items()
-        }
+        moments = (self._moments or {}).items()
+        return {f"{name}.{key}": value for name, own in moments for key, value in own.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        if self._adam is None:
+        if self._moments is None:
             return
-        parameters = dict(self._network.named_parameters())
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
-            # Adam counts its steps in a scalar on the host, which the first checkpoints kept in one dimension.
-            self._adam.state[parameters[name]][key] = value.cpu().reshape(()) if key == "step" else value
+            # The steps are counted on the host, and the first checkpoints kept them in one dimension.
+            value = value.cpu().reshape(()) if key == "step" else value
+            self._moments.setdefault(name, {})[key] = value
 
 
 class WeightAverage:
