@@ -21,7 +21,7 @@ from export_parts import (
 from edge_hpcr.live.predictor import to_answers
 from export.device.model import Classifier
 from export.publish import to_onnx
-from export.publish.republish import load_template, save_template
+from export.publish.republish import load_template
 from export.publish.running import RunningModel, TwoParts
 from export.publish.to_onnx import (
     ParityFailed,
@@ -227,19 +227,3 @@ def test_a_wrong_count_of_pythons_is_tried_again_and_other_errors_are_not(monkey
     with pytest.raises(SystemError, match="other"):
         to_onnx.trace(first().snapshot)
     assert len(said) == 9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "options"), [("ncm", {}), ("slda", {}), ("ranpac", {"size": 30})])
-def test_closed_form_methods_are_exported_with_their_own_classifier(
-    tmp_path, small_learner, digits, method, options
-):
-    learner = small_learner(method=method, method_options=options, ema_decay=None)
-    learner.observe(digits.train_images[:40], digits.train_labels[:40].tolist())
-    snapshot = snapshot_from(learner)
-    exported = export_full(snapshot, tmp_path / "model.onnx")
-    assert save_template(tmp_path / "template", exported.model, snapshot)
-    images = digits.test_images[:20]
-    found = RunningModel((tmp_path / "model.onnx").read_bytes(), "model")(images)
-    expected = CALIBRATION.confidences(learner.predict(images).scores)
-    assert np.abs(found.scores - expected).max() < 1e-4
