@@ -131,17 +131,31 @@ def _whole_text(error: BaseException | None) -> str:
     return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
 
 
-def _trace_once(module: nn.Module, example: Tensor, names: tuple[str, ...]) -> Any:
+class _Open(nn.Module):
+    """A module whose weights come with its inputs: an exporter computes nothing with them, nor leaves any out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = [module]  # hidden, or its weights would be this one's too
+
+    def forward(self, weights: dict[str, Tensor], inputs: Tensor) -> Any:
+        return torch.func.functional_call(self.module[0], weights, (inputs,))
+
+
+def _trace_once(
+    module: nn.Module, example: Tensor, names: tuple[str, ...], weights: dict[str, Tensor]
+) -> Any:
+    shapes: tuple[Any, ...] = ({0: torch.export.Dim("N")},)
     # Without gradients: the network's training path through Winograd's transforms is no convolution to an exporter.
     with torch.no_grad():
         return torch.onnx.export(
-            module,
-            (example,),
+            _Open(module).eval() if weights else module,
+            (weights, example) if weights else (example,),
             dynamo=True,
             optimize=True,
-            input_names=[IMAGE if example.dtype == torch.uint8 else LATENT],
+            input_names=[*weights, IMAGE if example.dtype == torch.uint8 else LATENT],
             output_names=list(names),
-            dynamic_shapes=({0: torch.export.Dim("N")},),
+            dynamic_shapes=(dict.fromkeys(weights), *shapes) if weights else shapes,
             verbose=False,
         )
 
@@ -151,17 +165,12 @@ def trace(snapshot: Snapshot) -> ModelProto:
     trunk = snapshot.network.backbone.trunk
     images = torch.zeros(2, snapshot.height, snapshot.width, 3, dtype=torch.uint8)
     inputs = images if trunk is None else torch.zeros(2, *trunk.latent_shape)
-    module, generator = deployed(snapshot), torch.Generator().manual_seed(0)
-    for tensor in module.state_dict().values():
-        # Of weights that are zero, one or equal the exporter leaves some out: then others could not take their place.
-        if tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-    template = without_weights(_traced(module, inputs, OUTPUTS), snapshot)
-    rest = _traced(deployed(snapshot), inputs, OUTPUTS) if template is None else fill(template, snapshot)
+    module = deployed(snapshot)
+    rest = fill(_traced(module, inputs, OUTPUTS, dict(module.state_dict())), snapshot)
     if trunk is None:
         return rest
     below = Images(trunk.on(torch.device("cpu"))).eval()
-    return joined(_traced(below, images, (LATENT,)), rest)
+    return joined(_traced(below, images, (LATENT,), {}), rest)
 
 
 def without_weights(model: ModelProto, snapshot: Snapshot) -> ModelProto | None:
@@ -192,10 +201,13 @@ def fill(template: ModelProto, snapshot: Snapshot) -> ModelProto:
     return model
 
 
-def _traced(module: nn.Module, example: Tensor, names: tuple[str, ...]) -> ModelProto:
+def _traced(
+    module: nn.Module, example: Tensor, names: tuple[str, ...], weights: dict[str, Tensor]
+) -> ModelProto:
+    """The graph without these weights; all others are in it."""
     for attempt in range(TRACE_ATTEMPTS):
         try:
-            program = _trace_once(module, example, names)
+            program = _trace_once(module, example, names, weights)
             break
         except Exception as error:
             # Python 3.11 counts the depth of syntax trees for all threads together: while another thread parses
@@ -209,6 +221,7 @@ def _traced(module: nn.Module, example: Tensor, names: tuple[str, ...]) -> Model
     if program is None:
         raise RuntimeError("torch's exporter returned nothing")
     model = program.model_proto
+    del model.graph.input[:-1]  # the weights, which will be part of it
     _clean(model)
     return model
 
