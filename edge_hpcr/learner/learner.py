@@ -410,9 +410,9 @@ class Learner:
     def _follow(self, inputs: Tensor) -> None:
         """Let the backbone's statistics follow what is seen; proxies move with the features."""
         for network in self._networks():
-            moved = network.backbone.follow(inputs)
-            if moved is not None:
-                network.proxies.add_(moved)
+            move = network.backbone.follow(inputs, network.num_classes)
+            if move is not None:
+                network.proxies.copy_(move(network.proxies))
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

@@ -343,6 +343,8 @@ class LiveLearner:
         elif self.idle_steps_left and len(self.learner.memory):
             self.phase = "rehearsing"
             self._rehearse()
+        elif self.workspace.settings.idle_share and self._validates():
+            self.phase = "rehearsing"
         else:
             self.phase = "idle"
         self.self_test.test_if_due(idle=work is None)
@@ -388,6 +390,16 @@ class LiveLearner:
             self.report(str(error))
             self.idle_steps_left = 0
         self.predictor.refresh()
+        self._rest_after(begun)
+
+    def _validates(self) -> bool:
+        begun = time.monotonic()
+        worked = self.self_test.validate()
+        self._rest_after(begun)
+        return worked
+
+    def _rest_after(self, begun: float) -> None:
+        """Leave the rest of the idle time to others."""
         share = 1.0 if self.hurries else self.workspace.settings.idle_share
         if share > 0:
             self._wait((time.monotonic() - begun) * (1 - share) / share)

@@ -11,7 +11,8 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
-from edge_hpcr.live.calibration import calibrate
+from edge_hpcr.live.calibration import FEWEST_SAMPLES, Calibration, calibrate
+from edge_hpcr.live.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import Suspicion, suspicious
 
@@ -22,6 +23,7 @@ TEST_EVERY_STEPS = 50  # on held-out samples, when nothing waits
 TEST_AT_LEAST_EVERY_STEPS = 1000  # even when labels wait
 TEST_SHARE = 0.1  # of the time, at most
 TEST_BATCH = 64
+ENOUGH_HELD_OUT = 200  # samples, to calibrate on them alone
 MOST_SUSPECTS, SUSPICIONS_KEPT = 1000, 50
 
 
@@ -37,6 +39,9 @@ class SelfTest:
         self.few_labels: list[FewLabels] = []
         self._inputs: dict[int, np.ndarray] = {}  # of held-out samples, as the trainable part sees them
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
+        self._validating: CrossValidation | None = None
+        self._left_out: LeftOut | None = None
+        self._validated_seq = -1
         self._asked_again = 0  # the last queued sample whose priority was refreshed
 
     def notes(self) -> dict[str, Any]:
@@ -82,6 +87,7 @@ class SelfTest:
         ids = list(truth)
         if not ids or not self._live.learner.class_ids:
             self.held_out.record(self._live.learner.step, np.empty(0, np.int64), np.empty(0, np.int64))
+            self._calibrate([])
             return True
         inputs = np.stack([self._inputs[i] for i in ids])
         parts = [self._live.predictor.predict(batch) for batch in _batches(inputs)]
@@ -92,9 +98,40 @@ class SelfTest:
         self.held_out.record(self._live.learner.step, labels, class_ids[scores.argmax(1)])
         known = np.isin(labels, class_ids)
         columns = np.array([int(np.flatnonzero(class_ids == c)[0]) for c in labels[known]], dtype=np.int64)
-        self._live.predictor.calibration = calibrate(
-            scores[known], similarity[known], columns, self._live.workspace.settings.unknown_share
+        self._calibrate([LeftOut(tuple(class_ids.tolist()), scores[known], similarity[known], columns)])
+        return True
+
+    def _calibrate(self, held_out: list[LeftOut]) -> None:
+        """On samples that were not learned, and while those are few, on what was left out of copies too."""
+        few = sum(len(each.columns) for each in held_out) < ENOUGH_HELD_OUT
+        if (
+            self._left_out is not None
+            and few
+            and self._left_out.class_ids == tuple(self._live.learner.class_ids)
+        ):
+            held_out = [*held_out, self._left_out]
+        if not held_out:
+            self._live.predictor.calibration = Calibration()
+            return
+        scores, similarity, columns = (
+            np.concatenate([getattr(each, name) for each in held_out])
+            for name in ("scores", "similarity", "columns")
         )
+        share = self._live.workspace.settings.unknown_share
+        self._live.predictor.calibration = calibrate(scores, similarity, columns, share)
+
+    def validate(self) -> bool:
+        """A step of a cross-validation, once for every state of the labels; False when there is nothing to do."""
+        learner = self._live.learner
+        if learner.network.backbone.trunk is None or len(learner.memory) < FEWEST_SAMPLES:
+            return False
+        if self._validated_seq != self._live.follower.applied:
+            self._validating, self._validated_seq = CrossValidation(learner), self._live.follower.applied
+        if self._validating is None:
+            return False
+        if not self._validating.advance():
+            self._left_out, self._validating = self._validating.result, None
+            self.test()
         return True
 
     def _look_at_labels(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -94,8 +94,11 @@ class Backbone(nn.Module, ABC):
         """What the memory keeps of features, to distil from: fewer numbers with about the same cosines, or all."""
         return features
 
-    def follow(self, inputs: Tensor) -> Tensor | None:
-        """Statistics of new samples, if the backbone keeps any; returns by how much that moves all features."""
+    def follow(self, inputs: Tensor, classes: int) -> Callable[[Tensor], Tensor] | None:
+        """Take in statistics of new samples, if the backbone keeps any, with the number of classes known.
+
+        Returns how that moves features, so that proxies can move with them.
+        """
         return None
 
     def deployable(self) -> nn.Module:

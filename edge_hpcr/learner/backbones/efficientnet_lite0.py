@@ -7,6 +7,8 @@ image alone is answered as in any batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +28,9 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 BATCH_NORM_EPSILON = 1e-3  # TensorFlow's
 STEM, HEAD = 32, 1280
 GRID, GRID_STAGES = 3, (5, 4)  # stages whose maps are latents too, as means over a grid of 3 x 3
+# Of the levels in a feature: layout says less than kind where pictures are photographs.
+SHARES = (1.0, 0.7, 0.5)
+LABELS_FOR_LAYOUT = 5  # per class, from which on layout has its whole share: one picture says little of it
 HIDDEN = 64  # of the adapter
 SKETCH = 256  # numbers that the memory keeps of a feature of 4,016
 CENTRE_PRIOR = 10  # samples at the origin that the mean of all samples starts with
@@ -39,6 +44,7 @@ STAGES = (
     (6, 192, 5, 2, 4),
     (6, 320, 3, 1, 1),
 )
+LAST_GRID = STAGES[GRID_STAGES[0]][1] * GRID**2  # numbers of the later of the two
 
 
 class Convolution(nn.Conv2d):
@@ -181,6 +187,18 @@ def _unit(level: Tensor) -> Tensor:
     return centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
 
+@lru_cache(maxsize=2)
+def _levels_trunk(height: int, width: int) -> Trunk:
+    """One for all learners of a process: it never changes."""
+    levels = Levels(height, width)
+    return Trunk(levels, (levels.size,), SHA256)
+
+
+@lru_cache(maxsize=1)
+def _pooled_trunk() -> Trunk:
+    return Trunk(pretrained(), (HEAD,), SHA256)
+
+
 class EfficientNetLite0(Backbone):
     name = "efficientnet_lite0"
     default_size = 224
@@ -195,39 +213,45 @@ class EfficientNetLite0(Backbone):
         "method_options": {"alpha": 0.0, "beta": 0.0, "smallest_batch": 1_000_000},
         "optimiser": "adam",
         "lr": 1e-4,
-        "proxy_lr": 1e-3,
+        "proxy_lr": 3e-3,
         "replay": 100,
         "ema_decay": 0.9,
     }
 
+    shares: Tensor
     centre: Tensor
     seen: Tensor
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        levels = Levels(config.height, config.width)
-        self.feature_size, self.sketch_size = levels.size, SKETCH
-        self.trunk = Trunk(levels, (levels.size,), SHA256)
-        self.adapter = Adapter(levels.size, HIDDEN, torch.Generator().manual_seed(config.seed))
+        self.trunk = _levels_trunk(config.height, config.width)
+        (size,) = self.trunk.latent_shape
+        self.feature_size, self.sketch_size = size, SKETCH
+        self.adapter = Adapter(size, HIDDEN, torch.Generator().manual_seed(config.seed))
         # Records of features are compared with each other only: cosines survive a random projection.
-        draw = torch.randn(levels.size, SKETCH, generator=torch.Generator().manual_seed(0))
+        draw = torch.randn(size, SKETCH, generator=torch.Generator().manual_seed(0))
         self.projection = draw / SKETCH**0.5
-        self.register_buffer("centre", torch.zeros(levels.size))
+        self.register_buffer("shares", torch.ones(size))
+        self.register_buffer("centre", torch.zeros(size))
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
-        centred = inputs - self.centre
+        centred = (inputs - self.centre) * self.shares
         return centred + self.adapter(centred)
 
     def sketch(self, features: Tensor) -> Tensor:
         return features @ self.projection.to(features)
 
-    def follow(self, inputs: Tensor) -> Tensor:
-        """Move the centre to the mean of all samples seen, and a little of the origin."""
-        before = self.centre.clone()
+    def follow(self, inputs: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
+        """Move the centre to the mean of all samples seen (and a little of the origin); give layout its share."""
         self.seen += len(inputs)
-        self.centre += (inputs - self.centre).sum(0) / (self.seen + CENTRE_PRIOR)
-        return before - self.centre
+        step = (inputs - self.centre).sum(0) / (self.seen + CENTRE_PRIOR)
+        self.centre += step
+        before = self.shares.clone()
+        part = (self.seen / classes / LABELS_FOR_LAYOUT).clamp(max=1)
+        self.shares[HEAD:] = part * SHARES[2]
+        self.shares[HEAD : HEAD + LAST_GRID] = part * SHARES[1]
+        return lambda features: (features / before - step) * self.shares
 
 
 class EfficientNetLite0Pooled(Backbone):
@@ -243,7 +267,7 @@ class EfficientNetLite0Pooled(Backbone):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
         self.feature_size = HEAD
-        self.trunk = Trunk(pretrained(), (HEAD,), SHA256)
+        self.trunk = _pooled_trunk()
         self.adapter = Adapter(HEAD, HIDDEN, torch.Generator().manual_seed(config.seed))
 
     def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
