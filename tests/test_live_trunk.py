@@ -222,9 +222,14 @@ def taught(tmp_path):
     return tmp_path / "w"
 
 
+def take_weights_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(efficientnet_lite0, "PACKAGE", "efficientnet-lite0-that-nobody-has")
+    efficientnet_lite0._levels_trunk.cache_clear()  # as in a new process
+
+
 @pytest.fixture
-def missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(efficientnet_lite0, "PACKAGE", "efficientnet-lite0-that-nobody-has")
+def missing(monkeypatch):
+    take_weights_away(monkeypatch)
 
 
 @pytest.mark.slow
@@ -262,7 +267,7 @@ def test_without_its_trunk_a_workspace_opens_takes_labels_and_says_why_it_learns
 @pytest.mark.slow
 def test_once_the_trunk_is_there_again_what_was_labelled_meanwhile_is_learned(taught, monkeypatch):
     with monkeypatch.context() as gone, Workspace.open(taught) as workspace:
-        gone.setattr(efficientnet_lite0, "PACKAGE", "efficientnet-lite0-that-nobody-has")
+        take_weights_away(gone)
         live = LiveLearner(workspace)
         live.start()
         sample = workspace.take(photo(1), "test")

@@ -87,7 +87,7 @@ class Settings(BaseModel):
     threads: int = _setting(0, "CPU threads for learning; 0 leaves one core free", 0, 1024)
     micro_batch: int = _setting(10, "labels learned in one step, at most", 1, 1000)
     idle_share: float = _setting(0.5, "share of idle time used for further replay", 0, 1)
-    idle_steps: int = _setting(500, "steps of further replay after the last label, at most")
+    idle_steps: int = _setting(150, "steps of further replay after the last label, at most")
     averaged: bool = _setting(True, "predict and export with averaged weights")
     checkpoint_steps: int = _setting(200, "steps between two checkpoints", 1)
     checkpoints_kept: int = _setting(3, "checkpoints kept", 1, 100)
