@@ -15,10 +15,10 @@ from workspace_parts import SMALL
 
 from edge_hpcr.bench.datasets import load
 from edge_hpcr.learner.backbones import Backbone, BackboneConfig, Trunk
+from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Classifier, Network
-from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 from export.device.manifest import ClassLabel

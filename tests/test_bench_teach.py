@@ -207,6 +207,26 @@ def test_wrong_input_is_said_in_one_line(arguments, message, tmp_path, monkeypat
 
 
 @pytest.mark.slow
+def test_confidence_and_unknown_are_measured_on_known_and_on_novel_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for name in ("red", "green", "never taught"):
+        (tmp_path / "photographs" / name).mkdir(parents=True)
+        for i in range(16):
+            image = rng.integers(0, 256, (4 if name == "red" else 12, 8, 3), np.uint8)
+            cv2.imwrite(str(tmp_path / "photographs" / name / f"{i}.png"), image)
+    small = ["--labels", "1,12", "--draws", "1", "--classes", "2", "--methods", "ours,ncm", "--steps", "1"]
+    small += ["--set", "image_size=32", "--out", str(tmp_path / "out")]
+    assert main(["bench", "teach", "--source", str(tmp_path / "photographs"), *small]) == 0
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
+    honesty = {result["contestant"]: result["honesty"] for result in results}
+    assert honesty["ncm"] == {} and list(honesty["ours"]) == ["12"]  # two labels are too few to say anything
+    assert set(honesty["ours"]["12"]) == {"calibration_error", "known_called_unknown", "novel_called_unknown"}
+    assert all(0 <= share <= 1 for share in honesty["ours"]["12"].values())
+    assert "novel called unknown" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_contestants_on_a_trunk_are_taught_and_keep_what_they_say(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
     contestants = ",".join(name for name in CONTESTANTS if name != "scratch")

@@ -5,9 +5,9 @@ import pytest
 from browser_parts import wait_for
 from test_live_trunk import PATIENCE, SIZE, photo
 
+from edge_hpcr.learner.cross_validation import FOLDS, STEPS, CrossValidation
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.live.cross_validation import FOLDS, STEPS, CrossValidation
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Workspace
 

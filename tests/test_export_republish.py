@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from export_parts import first, make_learner, snapshot_from
 
-from edge_hpcr.live.calibration import Calibration
+from edge_hpcr.learner.calibration import Calibration
 from export.publish.republish import FILE, load_template, republish, save_template
 from export.publish.running import RunningModel
 from export.publish.to_onnx import export_full

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.live.accuracy import LONGEST_CURVE, HeldOut, TestThenTrain, balanced
-from edge_hpcr.live.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import suspicious
 from edge_hpcr.live.teaching import Close, Follower, Forget, Relabel, Teach, operations

@@ -128,10 +128,10 @@ def _memory_bytes(samples: int, config: Any) -> int:
 
 def _checkpoint(workspace: Any, interval: int) -> None:
     """What a learner would have saved that has learned all but the last so many events; its memory holds the latest."""
+    from edge_hpcr.learner.calibration import Calibration
     from edge_hpcr.learner.learner import Learner
     from edge_hpcr.live import checkpoints
     from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
-    from edge_hpcr.live.calibration import Calibration
     from edge_hpcr.live.live_learner import learner_config
     from edge_hpcr.workspace.recover import backup_journal
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +26,15 @@ from edge_hpcr.bench.run import plain, versions
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import one_of
 from edge_hpcr.common.files import locked, write_atomically
+from edge_hpcr.learner.calibration import FEWEST_SAMPLES, calibrate
+from edge_hpcr.learner.cross_validation import CrossValidation
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
+from edge_hpcr.workspace.settings import Settings
 
 CONTESTANTS = ("ours", "scratch", "ncm", "slda", "ranpac", "dense")
 ORDERS = ("one_after_the_other", "shuffled")
+NOVEL_CLASSES = 10
+UNKNOWN_SHARE = Settings().unknown_share
 TEST_SHARE = 0.25  # of the smallest class, at least: it limits the label counts
 
 
@@ -79,6 +84,7 @@ class Draw:
     taught: np.ndarray  # [classes, labels]
     rounds: np.ndarray  # the same pictures in rounds of all classes, [labels, classes]
     tested: np.ndarray
+    novel: np.ndarray  # of classes that are never taught
 
     @classmethod
     def of(cls, pictures: Pictures, config: TeachConfig) -> Draw:
@@ -88,7 +94,11 @@ class Draw:
         most = max(config.labels)
         taught = np.stack([each[:most] for each in own])
         rounds = np.stack([rng.permutation(each) for each in taught.T])
-        return cls(classes, taught, rounds, np.concatenate([each[most : most + config.test] for each in own]))
+        tested = np.concatenate([each[most : most + config.test] for each in own])
+        others = np.setdiff1d(np.arange(len(pictures.class_names)), classes)
+        others = np.random.default_rng([config.seed, config.draw, 1]).permutation(others)[:NOVEL_CLASSES]
+        foreign = [np.flatnonzero(pictures.labels == c)[: config.test] for c in others]
+        return cls(classes, taught, rounds, tested, np.concatenate([*foreign, np.empty(0, np.int64)]))
 
     def lesson(self, order: str, labels: int) -> np.ndarray:
         """The pictures of so many labels a class, in the order in which they are taught."""
@@ -109,6 +119,14 @@ class Contestant(Protocol):
 
     def bytes(self) -> dict[str, int]:
         """What it keeps of the samples."""
+
+    def calibrated(self) -> Calibrated | None:
+        """Answers with the confidence that it states, where it states one."""
+
+
+Calibrated = Callable[
+    [np.ndarray], tuple[np.ndarray, np.ndarray]
+]  # samples: the best class's confidence, unknown
 
 
 class OnDevice:
@@ -133,6 +151,24 @@ class OnDevice:
 
     def predict(self, samples: np.ndarray) -> np.ndarray:
         return self.learner.predict(samples, averaged=self._averaged).best
+
+    def calibrated(self) -> Calibrated | None:
+        """As the live learner in a workspace that holds no labels back: by cross-validation over the memory."""
+        if self.learner.network.backbone.trunk is None or not len(self.learner.memory):
+            return None
+        validation = CrossValidation(self.learner)
+        while validation.advance():
+            pass
+        left_out = validation.result
+        if left_out is None or len(left_out.columns) < FEWEST_SAMPLES:
+            return None
+        calibration = calibrate(left_out.scores, left_out.similarity, left_out.columns, UNKNOWN_SHARE)
+
+        def say(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            said = self.learner.predict(samples, averaged=self._averaged)
+            return calibration.confidences(said.scores).max(1), calibration.unknown(said.similarity)
+
+        return say
 
     def bytes(self) -> dict[str, int]:
         return self.learner.byte_breakdown()
@@ -188,6 +224,9 @@ class DenseHead:
     def predict(self, samples: np.ndarray) -> np.ndarray:
         return self._known[self._head(self._features_of(samples)).argmax(1).numpy()]
 
+    def calibrated(self) -> None:
+        return None
+
     def bytes(self) -> dict[str, int]:
         kept = sum(each.nbytes for each in self._features)
         return {"features": kept, "total": kept}
@@ -210,7 +249,9 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
     inputs = Inputs(config.learner, pictures, config.device)
     truth = pictures.labels[draw.tested]
     contestant = _contestant(config)
-    accuracy, done = {}, 0
+    accuracy: dict[str, float] = {}
+    honesty: dict[str, dict[str, float]] = {}
+    done = 0
     for count in config.labels:
         lesson = draw.lesson(config.order, count)
         if config.order != "shuffled":  # more labels a class are another life, not a longer one
@@ -223,6 +264,9 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
         contestant.practise()
         said = np.concatenate([contestant.predict(part) for part in inputs.batches(draw.tested)])
         accuracy[str(count)] = float((said == truth).mean())
+        say = contestant.calibrated()
+        if say is not None:
+            honesty[str(count)] = _honesty(say, inputs, draw, said == truth)
     seconds = time.perf_counter() - begun
     trunk = inputs.pass_seconds(draw.tested)  # which was not repeated when a sample was taught
     return {
@@ -234,6 +278,7 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
         "seed": config.seed,
         "classes": [pictures.class_names[c] for c in draw.classes],
         "accuracy": accuracy,
+        "honesty": honesty,
         "test_pictures": len(draw.tested),
         "bytes": contestant.bytes(),
         "label_ms": _percentiles(np.array(contestant.label_seconds) + trunk),
@@ -243,6 +288,31 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
         "versions": versions(config.threads, str(resolve_device(config.device))),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _honesty(say: Calibrated, inputs: Inputs, draw: Draw, right: np.ndarray) -> dict[str, float]:
+    """How far stated confidence is from accuracy, and what is called unknown, rightly and by mistake."""
+    parts = [say(part) for part in inputs.batches(draw.tested)]
+    confidence, unknown = (np.concatenate(column) for column in zip(*parts, strict=True))
+    found = {
+        "calibration_error": calibration_error(confidence, right),
+        "known_called_unknown": float(unknown.mean()),
+    }
+    if len(draw.novel):
+        novel = np.concatenate([say(part)[1] for part in inputs.batches(draw.novel)])
+        found["novel_called_unknown"] = float(novel.mean())
+    return found
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
+    """The expected calibration error: the mean distance of confidence from accuracy in bins of equal width.
+
+    >>> calibration_error(np.array([0.95, 0.95]), np.array([True, False]))
+    0.45
+    """
+    place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, confidence - right, bins)
+    return float(np.abs(gaps).sum() / len(confidence))
 
 
 def _contestant(config: TeachConfig) -> Contestant:

@@ -119,6 +119,29 @@ def group(results: Sequence[dict[str, Any]]) -> list[list[Lessons]]:
     return [sorted(sections[conditions], key=place) for conditions in sorted(sections)]
 
 
+def _honesty(contestants: Sequence[Lessons]) -> list[str]:
+    """A table of calibration and *unknown*, for the contestants that state a confidence."""
+    kinds = ("calibration_error", "known_called_unknown", "novel_called_unknown")
+    rows = []
+    for one in contestants:
+        for count in map(str, one.counts):
+            stated = [
+                result["honesty"][count] for result in one.results if count in result.get("honesty", {})
+            ]
+            if stated:
+                means = [[each[kind] for each in stated if kind in each] for kind in kinds]
+                cells = [Estimate.of(values).text if values else NOTHING for values in means]
+                rows.append([one.title, count, str(len(stated)), *cells])
+    if not rows:
+        return []
+    head = ["contestant", "labels", "n", "calibration error", "known called unknown", "novel called unknown"]
+    return [
+        "What it says of itself, in percent (calibrated by cross-validation over its memory; 5 % of what it knows may be "
+        "called unknown):",
+        markdown(head, rows, left=1),
+    ]
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(section(lessons) for lessons in group(results))
 
@@ -138,6 +161,7 @@ def section(contestants: Sequence[Lessons]) -> str:
             f"## {contestants[0].heading}",
             f"Accuracy after so many labels a class, on {pictures:,.0f} test pictures a draw:",
             markdown(head, accuracy, left=1),
+            *_honesty(contestants),
             "Cost, mean over the draws:",
             markdown(
                 ["contestant", "label ms p50, p95", "prediction ms p50, p95", "kept", "machine"],

@@ -24,11 +24,11 @@ from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.backbones import NoBackbone, backbone_class
+from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
-from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.saving import Saving
 from edge_hpcr.live.self_test import SelfTest

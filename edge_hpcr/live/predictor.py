@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.learner import Learner, Prediction
-from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.live.encoder import Encoder, few_threads
 from edge_hpcr.workspace.label_queue import uncertainty
 

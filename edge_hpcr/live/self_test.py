@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
+from edge_hpcr.learner.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
-from edge_hpcr.live.calibration import FEWEST_SAMPLES, Calibration, calibrate
-from edge_hpcr.live.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import Suspicion, suspicious
 

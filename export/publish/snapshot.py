@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import balanced, held_out_ids
-from edge_hpcr.live.calibration import Calibration
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
 from export.device.manifest import ClassLabel

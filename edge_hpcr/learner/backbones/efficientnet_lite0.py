@@ -30,7 +30,7 @@ STEM, HEAD = 32, 1280
 GRID, GRID_STAGES = 3, (5, 4)  # stages whose maps are latents too, as means over a grid of 3 x 3
 # Of the levels in a feature: layout says less than kind where pictures are photographs.
 SHARES = (1.0, 0.7, 0.5)
-LABELS_FOR_LAYOUT = 5  # per class, from which on layout has its whole share: one picture says little of it
+LABELS_FOR_LAYOUT = 10  # per class, from which on layout has its whole share: one picture says little of it
 HIDDEN = 64  # of the adapter
 SKETCH = 256  # numbers that the memory keeps of a feature of 4,016
 CENTRE_PRIOR = 10  # samples at the origin that the mean of all samples starts with
