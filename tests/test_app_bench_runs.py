@@ -111,7 +111,7 @@ def test_a_run_that_was_cancelled_saves_itself_and_continues_while_another_waits
         later.resume(first)
     until(lambda: state(later, first) == "running")
     later.stop()
-    assert state(later, first) == "stopped"
+    until(lambda: state(later, first) == "stopped")
 
 
 PROGRAM = """

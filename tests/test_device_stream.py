@@ -153,7 +153,7 @@ def test_trainer_and_device_see_the_same_pictures_and_refuse_the_same_files_in_t
 
     command = [sys.executable, "-m", "edge_hpcr", "learn", "--workspace", str(tmp_path / "w")]
     command += ["--source", str(folder.parent), "--labels", "folders", "--size", str(SIDE)]
-    command += ["--set", "threads=1", "--set", "idle_steps=0"]
+    command += ["--set", "backbone=reduced_resnet18", "--set", "threads=1", "--set", "idle_steps=0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     with Workspace.open(tmp_path / "w") as workspace:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from edge_hpcr.learner.backbones import BackboneConfig
+from edge_hpcr.learner.backbones.reduced_resnet18 import ReducedResNet18
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
 
@@ -64,11 +66,11 @@ def test_a_forward_pass_alone_is_exactly_the_library_s() -> None:
 
 def test_groups_in_one_pass_take_their_statistics_apart_as_in_two() -> None:
     images = random_images(10, 3, 16, 16)
-    one, two = (Network((16, 16), nf=8).train() for _ in range(2))
+    one, two = (Network(ReducedResNet18(BackboneConfig(16, 16, nf=8))).train() for _ in range(2))
     together = one.features(images, [6, 4])
     apart = torch.cat([two.features(group) for group in images.split([6, 4])])
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
     for (name, ours), theirs in zip(one.named_buffers(), two.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
-    mixed = Network((16, 16), nf=8).train().features(images)
+    mixed = Network(ReducedResNet18(BackboneConfig(16, 16, nf=8))).train().features(images)
     assert (mixed - together).abs().max() > 0.01

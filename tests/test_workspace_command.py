@@ -582,10 +582,10 @@ def test_a_command_line_that_makes_no_sense_is_one_line(arguments, capsys):
 def test_an_import_that_is_interrupted_says_that_it_goes_on(tmp_path, pictures):
     from PIL import Image
 
-    for number in range(400):
+    for number in range(2000):
         folder = tmp_path / "in" / str(number % 4)
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pictures[number % 20] // (1 + number // 20)).save(folder / f"{number}.png")
+        Image.fromarray(pictures[number % 20] ^ np.uint8(number // 20)).save(folder / f"{number}.png")
     command = ("-m", "edge_hpcr", "samples", tmp_path / "w", "import", tmp_path / "in")
     with started(*command) as process:
         while process.poll() is None and not any((tmp_path / "w" / "images").glob("*/*.png")):

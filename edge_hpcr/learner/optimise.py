@@ -1,6 +1,7 @@
 """What follows a step's gradients: an optimiser for a network whose proxies grow, and an average of its weights."""
 
 import copy
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ class Optimiser:
 
     def __init__(self, kind: str, lr: float, network: Network, proxy_lr: float | None = None) -> None:
         self._network, self._lr, self._proxy_lr = network, lr, lr if proxy_lr is None else proxy_lr
-        # Adam's, by the parameters' names: the number of steps, and the means of the gradient and of its square.
+        # Adam's, by the parameters' names: the means of the gradient and of its square, and the number of steps.
         self._moments: dict[str, dict[str, Tensor]] | None = {} if kind == "adam" else None
+        self._steps: Counter[str] = Counter()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -43,10 +45,10 @@ class Optimiser:
         assert self._moments is not None and parameter.grad is not None
         if name not in self._moments:
             first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            self._moments[name] = {"step": torch.zeros(()), "exp_avg": first, "exp_avg_sq": second}
+            self._moments[name] = {"exp_avg": first, "exp_avg_sq": second}
         own, gradient = self._moments[name], parameter.grad
-        own["step"] += 1
-        steps = float(own["step"])
+        self._steps[name] += 1
+        steps = self._steps[name]
         own["exp_avg"].lerp_(gradient, 1 - BETA1)
         own["exp_avg_sq"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         deviation = (own["exp_avg_sq"].sqrt() / (1 - BETA2**steps) ** 0.5).add_(EPSILON)
@@ -55,23 +57,25 @@ class Optimiser:
     def follow_proxies(self, kept: list[int]) -> None:
         """The network has a new proxy matrix whose first rows are the old rows `kept`; others are new."""
         own, proxies = (self._moments or {}).get("proxies", {}), self._network.proxies
-        for key in own.keys() - {"step"}:
+        for key in own:
             moved = torch.zeros_like(proxies, requires_grad=False)
             moved[: len(kept)] = own[key][kept]
             own[key] = moved
 
     def state(self) -> dict[str, Tensor]:
         moments = (self._moments or {}).items()
-        return {f"{name}.{key}": value for name, own in moments for key, value in own.items()}
+        state = {f"{name}.{key}": value for name, own in moments for key, value in own.items()}
+        return state | {f"{name}.step": torch.tensor(float(steps)) for name, steps in self._steps.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         if self._moments is None:
             return
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
-            # The steps are counted on the host, and the first checkpoints kept them in one dimension.
-            value = value.cpu().reshape(()) if key == "step" else value
-            self._moments.setdefault(name, {})[key] = value
+            if key == "step":
+                self._steps[name] = int(value)
+            else:
+                self._moments.setdefault(name, {})[key] = value
 
 
 class WeightAverage:
