@@ -4,13 +4,13 @@ It gives out latest.json and the files that the manifests of published versions 
 only. It speaks plain HTTP: on an open network put a server with TLS in front of it; any static file server does as well.
 """
 
-import contextlib
 import hashlib
 import hmac
 import io
 import ipaddress
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -34,12 +34,19 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def serve(workspace: Path, host: str, port: int, token: Path | None) -> None:
-    """Serve the exports of a workspace until Ctrl-C."""
+    """Serve the exports of a workspace until Ctrl-C or SIGTERM."""
     server = make_server(workspace, host, port, read_token(token))
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{server.server_address[1]}"
     print(f"serving {server.exports} at {address}", file=sys.stderr, flush=True)
-    with server, contextlib.suppress(KeyboardInterrupt):
+
+    def stop(number: int, frame: object) -> None:
+        # Not by an exception: one that is raised while garbage is collected would be lost. `shutdown` waits for the loop.
+        threading.Thread(target=server.shutdown, daemon=True).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    with server:
         server.serve_forever()
 
 
