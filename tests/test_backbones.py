@@ -1,6 +1,7 @@
 """Backbones: a trunk that is shared and never learns, the published weights, and timm's models by name."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,16 +68,17 @@ def test_the_pickle_is_read_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     first = efficientnet_lite0.pretrained()
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
     second = efficientnet_lite0.pretrained()
-    assert [file.suffix for file in cache.iterdir()] == [".safetensors"]
+    assert sorted(file.suffix for file in cache.iterdir()) == [".safetensors", ".sha256"]
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-def test_a_cache_that_was_cut_short_is_made_again(cache: Path) -> None:
+@pytest.mark.parametrize("damaged", [lambda whole: whole[:1000], lambda whole: whole[:-4000] + bytes(4000)])
+def test_a_cache_that_was_damaged_is_made_again(cache: Path, damaged: Callable[[bytes], bytes]) -> None:
     efficientnet_lite0.pretrained()
-    (kept,) = cache.iterdir()
+    (kept,) = cache.glob("*.safetensors")
     whole = kept.read_bytes()
-    kept.write_bytes(whole[:1000])
+    kept.write_bytes(damaged(whole))
     efficientnet_lite0.pretrained()
     assert kept.read_bytes() == whole
 
@@ -222,14 +224,30 @@ def test_a_model_of_timm_starts_with_its_own_features_and_learns(
         assert torch.equal(one, other)
 
 
+def test_weights_that_have_moved_are_found_where_they_are_now(tmp_path: Path) -> None:
+    _, file = timm_weights("resnet10t", tmp_path)
+    learner_of("timm:resnet10t", weights=file).save(tmp_path / "saved")
+    timm_model._pretrained.cache_clear()  # as in a new process
+    Path(file).rename(tmp_path / "moved.safetensors")
+    with pytest.raises(UserError, match="no such file"):
+        Learner.load(tmp_path / "saved", "cpu")
+    moved = str(tmp_path / "moved.safetensors")
+    assert Learner.load(tmp_path / "saved", "cpu", moved)[0].config.weights == moved
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     _, file = timm_weights("resnet10t", tmp_path)
-    with pytest.raises(UserError, match=r"are of another model than resnet14t \("):
+    with pytest.raises(UserError, match=r"are of another model than resnet14t at"):
         learner_of("timm:resnet14t", weights=file)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "no such file"), (b"not tensors", "cannot be read|are no file of tensors")]
+    ("content", "says"),
+    [
+        (None, "no such file"),
+        (b"", "cannot be read|are no file of tensors"),
+        (b"not tensors", "cannot be read|are no file of tensors"),
+    ],
 )
 def test_a_file_that_is_no_weights_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
     for name in ("weights.pth", "weights.safetensors"):

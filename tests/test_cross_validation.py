@@ -5,7 +5,9 @@ import pytest
 from browser_parts import wait_for
 from test_live_trunk import PATIENCE, SIZE, photo
 
-from edge_hpcr.learner.cross_validation import FOLDS, STEPS, CrossValidation
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import cross_validation
+from edge_hpcr.learner.cross_validation import FOLDS, CrossValidation
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.live_learner import LiveLearner
@@ -37,12 +39,12 @@ def test_each_sample_is_left_out_once_and_the_learner_is_not_touched(learner: Le
     while validation.advance():
         assert validation.result is None
         steps += 1
-    assert steps == FOLDS * (1 + STEPS)
+    assert steps == FOLDS * (1 + learner.step)
     found = validation.result
     assert found is not None and found.class_ids == (4, 2, 7, 9)
     assert np.bincount(found.columns).tolist() == [8, 8, 8]  # 9 would not be known without its only sample
     np.testing.assert_allclose(found.scores.sum(1), 1, atol=1e-5)
-    # Clusters this far apart: whatever 30 steps do, the nearest proxy is that of the own class.
+    # Clusters this far apart: whatever a step does, the nearest proxy is that of the own class.
     assert (found.scores.argmax(1) == found.columns).all()
     assert (learner.rng.bit_generator.state, learner.step) == before[:2]
     assert (learner.network.proxies == before[2]).all()
@@ -79,3 +81,31 @@ def test_a_live_learner_is_calibrated_before_enough_samples_are_held_out(tmp_pat
             wait_for(lambda: live.phase == "idle", "its end", PATIENCE)
         finally:
             live.stop()
+
+
+def test_a_copy_that_fails_stops_no_learning_and_what_was_found_is_saved(tmp_path, monkeypatch) -> None:
+    def refuse(self: CrossValidation) -> bool:
+        raise UserError("a copy of the learner failed")
+
+    with Workspace.open(tmp_path / "w") as workspace:
+        workspace.change_settings(
+            image_size=SIZE, idle_steps=1, idle_share=1.0, threads=1, held_out_share=0.0
+        )
+        ids = [workspace.journal.create_class(name) for name in ("coarse", "fine")]
+        for number in range(24):
+            workspace.journal.label([workspace.take(photo(number), "test")], ids[number % 2])
+        with monkeypatch.context() as patch:
+            patch.setattr(cross_validation.CrossValidation, "advance", refuse)
+            live = LiveLearner(workspace)
+            live.start()
+            wait_for(
+                lambda: any("a copy of the learner failed" in each for each in live.problems), "it", PATIENCE
+            )
+            assert not live.failed
+            live.stop()
+        live = LiveLearner(workspace)
+        live.start()
+        wait_for(lambda: live.predictor.calibration.samples >= 20, "the calibration", PATIENCE)
+        live.stop()
+        again = LiveLearner(workspace)
+        assert again.predictor.calibration == live.predictor.calibration

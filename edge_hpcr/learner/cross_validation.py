@@ -14,9 +14,9 @@ import numpy as np
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
 
-FOLDS = 5
-STEPS = 30  # of rehearsal in each fold
-MOST_SAMPLES = 500
+FOLDS = 4
+MOST_STEPS = 300  # of rehearsal in each fold; a copy that has learned less is less sure than the learner is
+MOST_SAMPLES = 400
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class CrossValidation:
     """One cross-validation of a learner's memory as it is now; `advance` until `result` is there."""
 
     def __init__(self, learner: Learner) -> None:
-        held = learner.memory.at(np.arange(len(learner.memory)))
-        order = np.random.default_rng(learner.step).permutation(len(held.ids))[:MOST_SAMPLES]
-        order = order[np.argsort(held.labels[order], kind="stable")]  # so that folds share every class
-        self._inputs, self._columns = held.inputs[order], held.labels[order]
+        labels = learner.memory.labels()
+        order = np.random.default_rng(learner.step).permutation(len(labels))[:MOST_SAMPLES]
+        order = order[np.argsort(labels[order], kind="stable")]  # so that folds share every class
+        self._inputs, self._columns = learner.memory.at(order).inputs, labels[order]
+        self._rehearsals = min(MOST_STEPS, learner.step)
         self._folds = np.arange(len(order)) % FOLDS
         self._class_ids = tuple(learner.class_ids)
         self._config = replace(
@@ -63,7 +64,7 @@ class CrossValidation:
             copy = Learner(self._config, self._device)
             copy.observe(self._inputs[~left_out], self._columns[~left_out])
             yield True
-            for _ in range(STEPS):
+            for _ in range(self._rehearsals):
                 if copy.rehearse() is None:
                     break
                 yield True

@@ -239,9 +239,14 @@ class Learner:
     @_exclusive
     def relabel(self, sample_id: int, class_id: int) -> bool:
         """Correct a sample in memory; False when the memory does not hold it."""
-        if class_id not in self.class_ids:
-            self.add_class(class_id)
-        return self.method.uses_memory and self.memory.relabel(sample_id, self.column(class_id))
+        is_new = class_id not in self.class_ids
+        column = self.add_class(class_id) if is_new else self.column(class_id)
+        if not self.method.uses_memory or not self.memory.relabel(sample_id, column):
+            return False
+        if is_new and self.config.imprint:
+            own = self.memory.at(np.flatnonzero(self.memory.ids() == sample_id))
+            self._imprint(own.inputs, own.labels, [column])
+        return True
 
     @_exclusive
     def forget(self, sample_id: int) -> bool:
@@ -480,7 +485,7 @@ class Learner:
             inputs=rows,
             logits=self.network.logits(features),
             features=features,
-            sketches=self.network.backbone.sketch(features),
+            sketches=self.network.backbone.sketch(features) if self.method.stores_features else features,
             labels=torch.cat([repeated(columns), repeated(replay.labels)]),
             incoming_rows=views * len(columns),
             distinct_samples=sum(split),
@@ -605,9 +610,15 @@ class Learner:
         checkpoint.write(Path(folder), arrays, facts)
 
     @classmethod
-    def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:
-        """The learner that `save` wrote, which continues bit for bit, and the notes saved with it."""
+    def load(
+        cls, folder: Path, device: str | torch.device = "auto", weights: str | None = None
+    ) -> tuple[Learner, dict[str, Any]]:
+        """The learner that `save` wrote, which continues bit for bit, and the notes saved with it.
+
+        `weights` is where the backbone's file is now, if it has moved.
+        """
         arrays, facts = checkpoint.read(Path(folder))
+        facts["config"]["weights"] = weights or facts["config"].get("weights")
         try:
             return cls._restored(arrays, facts, device), facts["notes"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -40,7 +40,7 @@ def newest(
 
 
 def load_newest(
-    layout: Layout, device: str | torch.device
+    layout: Layout, device: str | torch.device, weights: str | None = None
 ) -> tuple[tuple[Learner, dict[str, Any]] | None, list[str]]:
     """The learner of the newest whole checkpoint, with its notes; and a sentence about each damaged one, set aside.
 
@@ -49,7 +49,9 @@ def load_newest(
     _clear_leftovers(layout)
     from edge_hpcr.learner.learner import Learner
 
-    found, damaged = newest(layout, lambda folder: Learner.load(folder, device), checkpoint.DamagedCheckpoint)
+    found, damaged = newest(
+        layout, lambda folder: Learner.load(folder, device, weights), checkpoint.DamagedCheckpoint
+    )
     for folder, _ in damaged:
         names = (folder.with_name(f"damaged-{folder.name}-{number}") for number in itertools.count(1))
         folder.rename(next(name for name in names if not name.exists()))

@@ -97,7 +97,7 @@ class LiveLearner:
         self.problems: deque[str] = deque(workspace.report, maxlen=PROBLEMS_KEPT)
         self.unable: str | None = None  # why it cannot learn here; labels are kept all the same
         try:
-            found, losses = checkpoints.load_newest(workspace.layout, self.device)
+            found, losses = checkpoints.load_newest(workspace.layout, self.device, settings.weights or None)
             self.problems += losses
             self.learner, notes = found or (Learner(learner_config(settings), self.device), {})
             self._check_settings(settings)
@@ -112,7 +112,7 @@ class LiveLearner:
         self._notes = notes  # of the checkpoint that it started from
         self.follower = Follower(notes.get("applied", 0))
         self.self_test = SelfTest(self, notes)
-        self._saving = Saving(self)
+        self.saving = Saving(self)
         self._teaching = Teaching(self)
         self.predictor = Predictor(self.learner, settings.averaged)
         if notes:
@@ -170,6 +170,7 @@ class LiveLearner:
         learner.memory.check_holds(FEWEST_CLASSES)
         self.predictor = Predictor(learner, settings.averaged)
         self.learner = learner
+        self.self_test.forget_inputs()
 
     # For other threads ------------------------------------------------------------------------------------------------
 
@@ -266,7 +267,9 @@ class LiveLearner:
         self.predictor.encoder.name(sample_id, self.prepare(frame))
 
     def answer(self, frames: list[np.ndarray]) -> list[Answer]:
-        return self.predictor.answer(np.stack([self.prepare(frame) for frame in frames]))
+        predictor = self.predictor  # `make_anew` may replace it meanwhile, for another size
+        size = (predictor.image_size, predictor.image_size)
+        return predictor.answer(np.stack([prepare(frame, size) for frame in frames]))
 
     def status(self) -> dict[str, Any]:
         """The last status that the learning thread made: no other thread may look into a learner that learns."""
@@ -312,8 +315,8 @@ class LiveLearner:
             while not self._stopping:
                 self._answer_requests()
                 self._turn()
-            if self._saving.is_due(idle=True):
-                self._saving.save()
+            if self.saving.is_due(idle=True):
+                self.saving.save()
             self._finish("stopped")
         except Exception as error:
             # The thread's end must be seen: labels still go to the journal, and nothing of them is lost.
@@ -348,8 +351,8 @@ class LiveLearner:
         else:
             self.phase = "idle"
         self.self_test.test_if_due(idle=work is None)
-        if self._saving.is_due(idle=work is None and not self.idle_steps_left):
-            self._saving.save()
+        if self.saving.is_due(idle=work is None and not self.idle_steps_left):
+            self.saving.save()
         self._write_status()
         with self._wake:
             self._wake.notify_all()  # for `wait_until_caught_up`
@@ -391,6 +394,11 @@ class LiveLearner:
             self.idle_steps_left = 0
         self.predictor.refresh()
         self._rest_after(begun)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether idle time is still used to find out how sure the answers may be."""
+        return bool(self.workspace.settings.idle_share) and self.self_test.is_validating
 
     def _validates(self) -> bool:
         begun = time.monotonic()

@@ -56,6 +56,11 @@ class Predictor:
         self.calibration = Calibration()
         self.refresh()
 
+    @property
+    def image_size(self) -> int:
+        """The side of the images that it takes, in pixels."""
+        return self._learner.config.height
+
     def refresh(self) -> None:
         """Take over the learner's weights; called by the thread that trains, between two steps."""
         average = self._learner.average

@@ -25,15 +25,21 @@ class Saving:
     def __init__(self, live: LiveLearner) -> None:
         self._live = live
         self._saved_step, self._saved_seq = live.learner.step, live.follower.applied
+        self._demanded = False
 
     def is_due(self, idle: bool) -> bool:
         if not self._live.follower.whole:
             return False  # half an event would be learned twice after a restart
         steps = self._live.learner.step - self._saved_step
-        changed = steps > 0 or self._live.follower.applied != self._saved_seq
+        changed = steps > 0 or self._demanded or self._live.follower.applied != self._saved_seq
         return steps >= self._live.workspace.settings.checkpoint_steps or (idle and changed)
 
+    def demand(self) -> None:
+        """Something else than weights and labels changed that the next checkpoint should keep."""
+        self._demanded = True
+
     def save(self) -> None:
+        self._demanded = False
         """A checkpoint, a copy of the journal, and then the room that both make free."""
         layout = self._live.workspace.layout
         notes = {

@@ -63,6 +63,10 @@ class SelfTest:
     def forget(self, sample_id: int) -> None:
         self._inputs.pop(sample_id, None)
 
+    def forget_inputs(self) -> None:
+        """Of a learner that was replaced."""
+        self._inputs.clear()
+
     def test_if_due(self, idle: bool) -> None:
         steps = self._live.learner.step - self._tested_step
         labelled = self._tested_seq != self._live.follower.applied
@@ -110,6 +114,9 @@ class SelfTest:
             and self._left_out.class_ids == tuple(self._live.learner.class_ids)
         ):
             held_out = [*held_out, self._left_out]
+        restored = self._validated_seq == -1 and self._live.predictor.calibration.samples
+        if restored and len(self._live.learner.memory) >= FEWEST_SAMPLES:
+            return  # of the checkpoint; it stands until the first cross-validation of this process
         if not held_out:
             self._live.predictor.calibration = Calibration()
             return
@@ -122,17 +129,31 @@ class SelfTest:
 
     def validate(self) -> bool:
         """A step of a cross-validation, once for every state of the labels; False when there is nothing to do."""
-        learner = self._live.learner
-        if learner.network.backbone.trunk is None or len(learner.memory) < FEWEST_SAMPLES:
+        if not self.is_validating:
             return False
-        if self._validated_seq != self._live.follower.applied:
-            self._validating, self._validated_seq = CrossValidation(learner), self._live.follower.applied
-        if self._validating is None:
-            return False
-        if not self._validating.advance():
-            self._left_out, self._validating = self._validating.result, None
+        if self._validated_seq != self._live.follower.applied or self._validating is None:
+            self._validating = CrossValidation(self._live.learner)
+            self._validated_seq = self._live.follower.applied
+        try:
+            if self._validating.advance():
+                return True
+            self._left_out = self._validating.result
             self.test()
+            self._live.saving.demand()
+        except UserError as error:
+            self._live.report(f"confidence could not be calibrated: {error}")
+        self._validating = None
         return True
+
+    @property
+    def is_validating(self) -> bool:
+        """Whether a cross-validation of the present labels is possible, and not over yet."""
+        learner = self._live.learner
+        trunk = learner.network.backbone.trunk
+        # Copies that learn from more than a vector per sample would keep labels waiting.
+        if trunk is None or len(trunk.latent_shape) > 1 or len(learner.memory) < FEWEST_SAMPLES:
+            return False
+        return self._validating is not None or self._validated_seq != self._live.follower.applied
 
     def _look_at_labels(self) -> None:
         """Which seem wrong, and where more are missing; of a large memory, the same part each time is enough."""

@@ -93,7 +93,7 @@ class Session:
                 self._say("source has ended")
                 continue
             self.live.hurries = True
-            if not rehearse or not self.live.idle_steps_left:
+            if not rehearse or not (self.live.idle_steps_left or self.live.calibrates):
                 break
             self._say(f"source has ended, rehearsing {self.live.idle_steps_left} more steps")
             time.sleep(STATUS_SECONDS[True])

@@ -169,6 +169,11 @@ class Teaching:
             elif isinstance(work, Relabel):
                 self._live.learner.relabel(work.sample_id, work.class_id)
                 self._correct(work, None if work.taught_anew else work.class_id)
+                if (
+                    not work.taught_anew
+                ):  # nobody labels it again, so nothing else would make the learner follow
+                    self._live.idle_steps_left = self._live.workspace.settings.idle_steps
+                    self._live.predictor.refresh()
             elif isinstance(work, Forget):
                 self._live.learner.forget(work.sample_id)
                 self._live.self_test.forget(work.sample_id)
@@ -188,13 +193,13 @@ class Teaching:
         if not learner.method.closed_form or work.was not in learner.class_ids:
             return
         try:
-            image = self._live.prepare(self._live.workspace.image(work.sample_id))[None]
+            inputs = self._live.inputs_of(work.sample_id)[None]
         except UserError as error:
             self._live.report(f"sample {work.sample_id} stays learned as before: {error}")
             return
-        learner.unlearn(image, [work.was])
+        learner.unlearn(inputs, [work.was])
         if class_id is not None:
-            learner.observe(image, [class_id])
+            learner.observe(inputs, [class_id])
         self._live.predictor.refresh()
 
     def _teach(self, batch: list[Teach]) -> None:

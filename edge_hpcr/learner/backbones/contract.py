@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,11 +36,14 @@ class Frozen:
     def __init__(self, module: nn.Module) -> None:
         module = module.eval().requires_grad_(False)
         self._by_device = {next(module.parameters()).device: module}
+        self._lock = threading.Lock()
 
     def on(self, device: torch.device) -> nn.Module:
-        if device not in self._by_device:
-            self._by_device[device] = copy.deepcopy(next(iter(self._by_device.values()))).to(device)
-        return self._by_device[device]
+        # Any thread may be the first to ask, also one that predicts: tensors made there could not be trained through.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if device not in self._by_device:
+                self._by_device[device] = copy.deepcopy(next(iter(self._by_device.values()))).to(device)
+            return self._by_device[device]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # copies of a network differ in what is trainable only

@@ -8,7 +8,7 @@ of them. Then only the embedding precedes the first trainable term, and the memo
 from __future__ import annotations
 
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,12 +77,16 @@ class TimmModel(Backbone):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
         model, hash = _pretrained(self.name.removeprefix(PREFIX), config)
-        parts = ("patch_embed", "_pos_embed", "norm_pre", "blocks", "norm")
-        transformer = all(hasattr(model, part) for part in parts)
+        transformer = _is_transformer(model)
         self.blocks = Frozen(_Blocks(model)) if transformer else None
         frozen = _Scaled(_Embedding(model) if transformer else model, model.default_cfg)
-        with torch.no_grad():
-            latent = frozen(torch.zeros(1, 3, config.height, config.width))
+        try:
+            with torch.no_grad():
+                latent = frozen(torch.zeros(1, 3, config.height, config.width))
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"backbone {self.name} cannot see {config.height}x{config.width} pixels: {error}"
+            ) from None
         self.trunk = Trunk(frozen, tuple(latent.shape[1:]), hash)
         self.feature_size = model.num_features if transformer else latent.shape[1]
         generator = torch.Generator().manual_seed(config.seed)
@@ -110,15 +114,16 @@ def named(name: str) -> type[Backbone]:
     return type("TimmModel", (TimmModel,), {"name": name, "default_size": side})
 
 
+@lru_cache(maxsize=1)
 def _pretrained(name: str, config: BackboneConfig) -> tuple[Any, str]:
-    """The model without its classifier, and the SHA-256 of its weights' file."""
+    """The model without its classifier, and the SHA-256 of its weights' file; one for all learners of a process."""
     import timm
 
     options: dict[str, Any] = {"num_classes": 0}
     model: Any
     with torch.device("meta"):
         model = timm.create_model(name, **options)
-        if hasattr(model, "patch_embed"):  # made for one size of images
+        if _is_transformer(model):  # made for one size of images
             options["img_size"] = (config.height, config.width)
     needed = BYTES_PER_PARAMETER * sum(each.numel() for each in model.parameters())
     if needed > (free := psutil.virtual_memory().available):
@@ -134,10 +139,18 @@ def _pretrained(name: str, config: BackboneConfig) -> tuple[Any, str]:
         model.load_state_dict(given)
     except RuntimeError as error:
         first = next((line.strip() for line in str(error).splitlines()[1:]), str(error))
+        size = f"{config.height}x{config.width} pixels"
         raise UserError(
-            f"weights {path} are of another model than {name} ({first[:120]}): give its own"
+            f"weights {path} are of another model than {name} at {size} ({first[:120]}): give its own, and the image size "
+            "they were made for"
         ) from None
     return model, sha256(path)
+
+
+def _is_transformer(model: Any) -> bool:
+    from timm.models import VisionTransformer
+
+    return type(model) is VisionTransformer
 
 
 def _heads(cfg: dict[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256
+from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256, write_atomically
 
 
 def cache_folder() -> Path:
@@ -36,7 +36,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise UserError(
-            f"weights {path} cannot be read ({str(error).splitlines()[0]}): get the file again"
+            f"weights {path} cannot be read ({(str(error) or type(error).__name__).splitlines()[0]}): get the file again"
         ) from None
     except Exception as error:  # pickle raises what it likes
         raise UserError(
@@ -56,11 +56,11 @@ def converted(
 ) -> Tensors:
     """What `convert` makes of a file with this SHA-256, from the cache if it was read before."""
     kept = cache_folder() / f"{name}-{expected[:16]}.safetensors"
-    if kept.is_file():
-        try:
+    try:
+        if _digest_of(kept).read_text() == sha256(kept):
             return load_file(kept)
-        except (SafetensorError, OSError):
-            kept.unlink(missing_ok=True)  # cut short by a power failure; the source is still there
+    except (SafetensorError, OSError, ValueError):
+        pass  # not there yet, or damaged: the source is still there
     path = source()
     if not path.is_file():
         raise UserError(f"weights {path}: there is no such file")
@@ -75,6 +75,10 @@ def converted(
     return tensors
 
 
+def _digest_of(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
 def _keep(tensors: dict[str, Tensor], path: Path) -> None:
     """Best effort: without a cache the next start takes a moment longer."""
     writing = path.with_name(f"{path.name}.{os.getpid()}")
@@ -84,6 +88,7 @@ def _keep(tensors: dict[str, Tensor], path: Path) -> None:
             save_file(tensors, writing)
             flush_to_disk(writing)
             writing.replace(path)
+        write_atomically(_digest_of(path), sha256(path))
     except (UserError, OSError, SafetensorError):
         with suppress(OSError):  # the folder may be what is wrong
             writing.unlink(missing_ok=True)
