@@ -15,7 +15,7 @@ from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
 
 FOLDS = 4
-MOST_STEPS = 300  # of rehearsal in each fold; a copy that has learned less is less sure than the learner is
+MOST_STEPS = 200  # of rehearsal in each fold
 MOST_SAMPLES = 400
 
 
@@ -37,7 +37,9 @@ class CrossValidation:
         order = np.random.default_rng(learner.step).permutation(len(labels))[:MOST_SAMPLES]
         order = order[np.argsort(labels[order], kind="stable")]  # so that folds share every class
         self._inputs, self._columns = learner.memory.at(order).inputs, labels[order]
-        self._rehearsals = min(MOST_STEPS, learner.step)
+        # A copy that has learned less than the learner is less sure, and one that has learned more is surer. In the steps
+        # that took the labels, the learner had half of the samples on average.
+        self._rehearsals = min(MOST_STEPS, (learner.step + 1) // 2)
         self._folds = np.arange(len(order)) % FOLDS
         self._class_ids = tuple(learner.class_ids)
         self._config = replace(
