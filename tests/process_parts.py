@@ -1,9 +1,11 @@
 """Processes that a test starts and talks to."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -19,6 +21,10 @@ def started(*arguments: object, patience: float = 120, **options: Any) -> Iterat
     and its pipes are closed: else another test, in which they are collected, would fail.
     """
     options = {"cwd": ROOT, "text": True, "stdout": PIPE, "stderr": PIPE, **options}
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # in the background of a shell; a child would ignore it too
+        options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen([sys.executable, *map(str, arguments)], **options) as process:
         watchdog = Timer(patience, process.kill)  # one that says nothing must not hold up the test for ever
         watchdog.start()
