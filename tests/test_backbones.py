@@ -102,7 +102,8 @@ def test_missing_weights_are_named_with_their_package(cache: Path, monkeypatch: 
 
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_HPCR_CACHE", "/proc/nowhere")
-    efficientnet_lite0.pretrained()
+    assert not Path("/proc/nowhere").exists()
+    assert all(each.isfinite().all() for each in efficientnet_lite0.pretrained().parameters())
 
 
 # What every backbone with a trunk does ---------------------------------------------------------------------------------

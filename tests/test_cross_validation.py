@@ -1,5 +1,9 @@
 """Cross-validation over the memory: every sample is asked about by a copy that did not learn it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
 from browser_parts import wait_for
@@ -65,14 +69,21 @@ def test_samples_without_a_pattern_are_not_recognised_when_they_are_left_out(lea
     assert found is not None and (found.scores.argmax(1) == found.columns).mean() < 0.6
 
 
-def test_a_live_learner_is_calibrated_before_enough_samples_are_held_out(tmp_path) -> None:
-    with Workspace.open(tmp_path / "w") as workspace:
+@contextmanager
+def labelled_workspace(folder: Path) -> Iterator[Workspace]:
+    """Two classes of twelve labels, none held out."""
+    with Workspace.open(folder / "w") as workspace:
         workspace.change_settings(
             image_size=SIZE, idle_steps=1, idle_share=1.0, threads=1, held_out_share=0.0
         )
         ids = [workspace.journal.create_class(name) for name in ("coarse", "fine")]
         for number in range(24):
             workspace.journal.label([workspace.take(photo(number), "test")], ids[number % 2])
+        yield workspace
+
+
+def test_a_live_learner_is_calibrated_before_enough_samples_are_held_out(tmp_path) -> None:
+    with labelled_workspace(tmp_path) as workspace:
         live = LiveLearner(workspace)
         live.start()
         try:
@@ -87,13 +98,7 @@ def test_a_copy_that_fails_stops_no_learning_and_what_was_found_is_saved(tmp_pat
     def refuse(self: CrossValidation) -> bool:
         raise UserError("a copy of the learner failed")
 
-    with Workspace.open(tmp_path / "w") as workspace:
-        workspace.change_settings(
-            image_size=SIZE, idle_steps=1, idle_share=1.0, threads=1, held_out_share=0.0
-        )
-        ids = [workspace.journal.create_class(name) for name in ("coarse", "fine")]
-        for number in range(24):
-            workspace.journal.label([workspace.take(photo(number), "test")], ids[number % 2])
+    with labelled_workspace(tmp_path) as workspace:
         with monkeypatch.context() as patch:
             patch.setattr(cross_validation.CrossValidation, "advance", refuse)
             live = LiveLearner(workspace)

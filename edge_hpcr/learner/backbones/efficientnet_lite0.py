@@ -158,7 +158,7 @@ class Levels(nn.Module):
     """The network's features beside what two earlier stages see, and where: each level of length one around zero.
 
     The last features tell kinds of things apart, whatever their place; earlier ones keep the layout, which decides where
-    pictures are unlike ImageNet's (docs/few-labels.md has the evidence).
+    pictures are unlike ImageNet's (docs/few-labels.md).
     """
 
     def __init__(self, height: int, width: int) -> None:
