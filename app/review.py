@@ -44,6 +44,7 @@ def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
         pages = max(1, -(-len(ids) // PAGE))
         number = min(_number(query, "page") or 0, pages - 1)
         rows = journal.rows_of(_chosen(ids, number, _ids(query, "stay")))
+        authors = journal.authors_of(row.id for row in rows)
         selected = journal.in_state(STATES[view], _ids(query, "selected"))
     return {
         "view": view,
@@ -51,7 +52,9 @@ def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
         "pages": pages,
         "total": total,
         "selected": selected,
-        "samples": [_described(row, alike.get(row.id), doubts.get(row.id)) for row in rows],
+        "samples": [
+            _described(row, alike.get(row.id), doubts.get(row.id), authors.get(row.id)) for row in rows
+        ],
     }
 
 
@@ -121,7 +124,9 @@ def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
     return [*kept, *others][:PAGE]
 
 
-def _described(row: SampleRow, alike: list[int] | None, doubt: Suspicion | None) -> dict[str, Any]:
+def _described(
+    row: SampleRow, alike: list[int] | None, doubt: Suspicion | None, author: str | None
+) -> dict[str, Any]:
     return {
         "id": row.id,
         "class": row.class_id,
@@ -129,6 +134,7 @@ def _described(row: SampleRow, alike: list[int] | None, doubt: Suspicion | None)
         "image": row.has_image,
         "small": max(row.width, row.height) <= SMALL,
         "origin": row.origin,
+        "author": author,
         "unknown": row.priority >= UNKNOWN,
         "priority": round(row.priority, 3),
         "alike": alike,

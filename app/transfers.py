@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
@@ -243,7 +244,9 @@ class Transfers:
                 job.phase = phase  # last, since it is what everybody waits for
                 self.live.notify()
 
-        self._thread = threading.Thread(target=run, name=job.kind, daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(run,), name=job.kind, daemon=True
+        )  # with the author of who asked for it
         self._thread.start()
 
 

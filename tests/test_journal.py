@@ -1,12 +1,13 @@
 """The journal's rules, one by one."""
 
+import json
 import unicodedata
 
 import pytest
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.journal import Journal
-from edge_hpcr.workspace.records import ClassRow, Move, NewSample
+from edge_hpcr.workspace.records import AUTHOR, ClassRow, Move, NewSample
 
 
 @pytest.fixture
@@ -40,6 +41,21 @@ def test_a_label_is_one_event_with_a_move_for_each_sample(journal):
     assert journal.events_after(1) == [event]
     assert journal.classes() == [ClassRow(mug, "mug", "#1f77b4", 2, 0)]
     assert journal.sample(ids[0]).labelled_seq == event.seq
+
+
+def test_an_event_carries_its_author_and_a_sample_tells_who_acted_last(journal):
+    mug = journal.create_class("mug")
+    one, other, queued = add(journal, 3)
+    journal.label([one, other], mug)
+    before = AUTHOR.set("anna")
+    try:
+        journal.delete_samples([other])
+        journal.undo()
+    finally:
+        AUTHOR.reset(before)
+    authors = [json.loads(text)["author"] for *_, text in journal.stored_events()]
+    assert authors == ["local", "local", "anna", "anna"]
+    assert journal.authors_of([one, other, queued]) == {one: "local", other: "anna"}
 
 
 def test_a_correction_moves_a_sample_and_keeps_it_on_its_side(journal):

@@ -65,6 +65,7 @@ def test_it_is_upgraded_once_with_a_copy_and_nothing_is_lost(path):
     with Workspace.open(path) as workspace:
         assert told(workspace.layout.journal) == before
         assert workspace.journal.counts().labels == 46
+        assert workspace.journal.authors_of([65, 66, 67]) == {}, "nobody noted them"
         names = {row.name: row.labels for row in workspace.journal.classes()}
         assert names["coffee cup"] == 1 and names["mug"] == 3 and len(names) == 12
         report = " ".join(workspace.report)

@@ -217,12 +217,12 @@ def test_no_workspace_is_made_by_asking_for_one(tmp_path, capsys, arguments):
 
 def test_samples_are_listed_by_queue_and_by_class(run):
     assert run("samples", "list", "--queue")[1].splitlines() == [
-        "sample  state    class    image    origin",
+        "sample  state    class    image    origin    by",
         *[f"       {i}  queued            8 x 8    camera {i - 1}" for i in (8, 7, 6, 5)],
     ]
     rows = json.loads(run("samples", "list", "--class", "Mug", "--json")[1])
-    assert [(row["id"], row["state"], row["class"], row["class_id"]) for row in rows] == [
-        (i, "labelled", "mug", 1) for i in (1, 2, 3)
+    assert [(row["id"], row["state"], row["class"], row["class_id"], row["author"]) for row in rows] == [
+        (i, "labelled", "mug", 1, "local") for i in (1, 2, 3)
     ]
     lines = run("samples", "list", "--limit", 2)[1].splitlines()
     assert len(lines) == 4 and "--limit" in lines[-1]

@@ -165,7 +165,7 @@ class Review {
     const box = make("input", { type: "checkbox", class: "review-box", value: sample.id, "aria-label": `sample ${sample.id}${own ? `, ${own.name}` : ""}` });
     box.addEventListener("click", (event) => this.touch(sample.id, box.checked, event.shiftKey));
     const picture = old?.picture ?? this.makePicture(sample);
-    const face = make("label", { class: "review-face", title: `sample ${sample.id}, ${sample.origin}` }, box, picture);
+    const face = make("label", { class: "review-face", title: `sample ${sample.id}, ${sample.origin}${sample.author ? `, by ${sample.author}` : ""}` }, box, picture);
     // By hand, because browsers differ in what a shift-click on a label does.
     face.addEventListener("click", (event) => {
       if (event.target === box) return;

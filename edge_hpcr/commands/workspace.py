@@ -347,8 +347,13 @@ def list_samples(
             chosen = _suspicious_samples(workspace)
         rows = list(itertools.islice(chosen, most))
         more = next(chosen, None) is not None
+        authors = workspace.journal.authors_of(row.id for row in rows)
     if as_json:
-        print(json.dumps([asdict(row) | {"class": names.get(row.class_id or 0)} for row in rows], indent=1))
+        told = (
+            asdict(row) | {"class": names.get(row.class_id or 0), "author": authors.get(row.id)}
+            for row in rows
+        )
+        print(json.dumps([*told], indent=1))
         return
     if not rows:
         print("no such samples")
@@ -357,8 +362,9 @@ def list_samples(
     for row in rows:
         image = f"{row.width} x {row.height}" if row.has_image else "dropped"
         state = "held out" if row.held_out else row.state
-        cells.append([row.id, state, names.get(row.class_id or 0), image, row.origin])
-    print(table(["sample", "state", "class", "image", "origin"], cells, ("right", *["left"] * 4)))
+        cells.append([row.id, state, names.get(row.class_id or 0), image, row.origin, authors.get(row.id)])
+    heads = ["sample", "state", "class", "image", "origin", "by"]
+    print(table(heads, cells, ("right", *["left"] * 5)))
     if more:
         print("and more: --limit N shows N of them, --json all")
 

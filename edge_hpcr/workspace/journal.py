@@ -290,6 +290,7 @@ class Journal(Queries):
             [(i, old[i], after) for i, after in classes.items() if old[i] != after],
             of,
             list(lost),
+            records.AUTHOR.get(),
         )
         for class_id, _, state in body.classes:
             if state.state == "live":

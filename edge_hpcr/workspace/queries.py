@@ -141,6 +141,14 @@ class Queries:
         query = f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}"
         return dict(self._rows(query, (json.dumps([*ids]),)))
 
+    def authors_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """Who acted last on each of these samples, as far as it was noted."""
+        query = (
+            "SELECT s.id, json_extract(e.body, '$.author') FROM samples s JOIN events e ON e.seq = s.labelled_seq"
+            f" WHERE s.id IN {IDS}"
+        )
+        return {i: author for i, author in self._rows(query, (json.dumps([*ids]),)) if author}
+
     def in_state(self, state: str, ids: list[int]) -> list[int]:
         rows = self._rows(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))
         return [sample_id for (sample_id,) in rows]

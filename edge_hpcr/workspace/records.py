@@ -2,11 +2,15 @@
 
 import json
 import unicodedata
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
+
+# Who acts in this thread or request: events carry it. A server sets it to the user's name.
+AUTHOR: ContextVar[str] = ContextVar("author", default="local")
 
 
 class SampleState(NamedTuple):
@@ -37,11 +41,13 @@ class Body:
     classes: list[tuple[int, ClassState, ClassState]]
     of: int | None = None  # the event that an undo or redo is about
     lost: list[int] = field(default_factory=list)  # samples that undo or redo could not restore: no image
+    author: str | None = None  # None: of a version that did not note it
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"samples": self.samples, "classes": self.classes}
         fields |= {"of": self.of} if self.of is not None else {}
         fields |= {"lost": self.lost} if self.lost else {}
+        fields |= {"author": self.author} if self.author is not None else {}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -52,6 +58,7 @@ class Body:
             [(i, ClassState(*before), ClassState(*after)) for i, before, after in fields["classes"]],
             fields.get("of"),
             fields.get("lost", []),
+            fields.get("author"),
         )
 
 
