@@ -36,12 +36,13 @@ check: install-dev ## lint, formatting, types and the directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install-dev browser ## measure this machine: a step, exported models, the app, then kills, a soak and restarts (about two hours)
+bench: install-dev browser ## measure this machine: a step, exported models, the app, then a soak, restarts and 2,000 faults (about three hours)
 	$(BIN)/python -m benchmarks.speed --out results/speed.json
 	$(BIN)/python -m benchmarks.latency --out results/latency.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
+	$(BIN)/python -m benchmarks.endurance.faults --out results/faults.json
 
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md

@@ -8,33 +8,66 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import runner
 from benchmarks.endurance import __main__ as command
-from benchmarks.endurance import kills, latency, soak
+from benchmarks.endurance import faults, latency, soak
 from benchmarks.endurance.expected import Expected
-from benchmarks.endurance.kills import KillsReport, Moment, Watcher
+from benchmarks.endurance.faults import KINDS, FaultsReport, Round
 from benchmarks.endurance.latency import LatencyPlan, LatencyReport
 from benchmarks.endurance.pictures import FPS, PLACES, SCENE_SECONDS, Film, tiles
 from benchmarks.endurance.restart import RestartPlan, RestartReport
 from benchmarks.endurance.soak import SoakReport
+from benchmarks.endurance.watcher import Moment, Watched, Watcher
 from edge_hpcr.commands.cli import run
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream import EndOfStream
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.layout import Layout
 
-# Kills ----------------------------------------------------------------------------------------------------------------
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+# Of these the data's part of the issue is not in yet.
+NOT_YET = {"missing journal and backup", "older journal and backup"}
 
 
 @pytest.mark.slow
-def test_25_kills_lose_no_acknowledged_label_and_leave_a_whole_workspace(tmp_path):
-    done = []
-    report = kills.measure(tmp_path / "workspace", 25, seed=5, progress=lambda number, _: done.append(number))
-    assert report.problems == []
-    assert report.passed and report.n == 25 and done == list(range(1, 26))
-    # Kills before anything happened would prove nothing.
-    assert report.acknowledged["label"] > 5 and report.labels > report.acknowledged["label"]
-    assert report.memories_checked > 5
-    assert report.phases.total() == 25 and len(report.phases) >= 4
-    assert report.phases["opening"] < 20
+def test_faults_of_every_kind_lose_no_acknowledged_label_and_leave_a_whole_workspace():
+    report = faults.measure(18, seed=5)
+    assert set(report.failed) - {kind for kind, times in report.failed.items() if not times} <= NOT_YET
+    assert faults.tried(report) == 18 and set(report.faults | report.not_possible) == set(KINDS)
+    # Faults before anything happened would prove nothing.
+    assert report.labels > 100 and report.memories_checked > 5 and report.acknowledged["label"] > 5
+    assert report.refused["read-only folders"] > 0
+
+
+def test_a_run_that_was_cut_short_goes_on_and_one_that_is_finished_begins_anew(tmp_path):
+    out, report = tmp_path / "faults.json", FaultsReport(seed=3)
+    report.count("kill -9", 0, 7)
+    runner.keep(out, faults.facts(report))
+    assert faults.begun(out, seed=3) == report
+    assert faults.begun(out, seed=4) is None
+    runner.keep(out, {**faults.facts(report), "hardware": "a machine"})
+    assert faults.begun(out, seed=3) is None
+    out.write_text("[]")
+    with pytest.raises(UserError, match="is no result of this command"):
+        faults.begun(out, seed=3)
+
+
+def test_an_image_that_is_gone_is_noticed_and_one_that_was_set_aside_is_not(labelled):
+    layout, _, _ = labelled
+    report = FaultsReport(seed=0)
+    tried = Round(layout.path.parent, [0], None, report)
+    names = {path.name for path in layout.images.rglob("*.png")}
+    aside = layout.path / "set-aside"
+    aside.mkdir()
+    for path in layout.images.rglob("*.png"):
+        path.rename(aside / path.name)
+    tried.check_images("older journal", layout, names)
+    assert report.passed
+    next(aside.iterdir()).unlink()
+    tried.check_images("older journal", layout, names)
+    assert "1 of 3 images are gone" in report.problems[0]
 
 
 @pytest.fixture
@@ -57,7 +90,7 @@ def labelled(tmp_path):
 
 
 def complaints(layout: Layout, told: list[dict]) -> str:
-    report = KillsReport(seed=0)
+    report = Watched(seed=0)
     Watcher(layout, report).check("then", told)
     return "\n".join(report.problems)
 
@@ -264,7 +297,7 @@ def test_an_opening_of_more_than_five_seconds_or_of_less_than_was_asked_misses_t
 def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
     def measure(folder, plan, seed, progress):
         folder.mkdir()
-        report = KillsReport(seed)
+        report = FaultsReport(seed)
         report.complain(["it waited"])
         return report
 
@@ -272,8 +305,8 @@ def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run(command.commands, "endurance", ["soak", "--out", str(tmp_path / "endurance.json")]) == 1
     shown = capsys.readouterr()
-    assert shown.out.startswith("soak     MISSED\n  0 kills")
-    assert "\n  problem: it waited\n  bar: every acknowledged action" in shown.out
+    assert shown.out.startswith("soak     MISSED\n  0 faults")
+    assert "\n  problem: it waited\n  bar: " in shown.out
     (kept,) = tmp_path.glob("edge-hpcr-soak-*/workspace")
     assert f"the files of soak are kept in {kept.parent}" in shown.err
     assert json.loads((tmp_path / "endurance.json").read_text())["soak"]["passed"] is False
@@ -283,7 +316,6 @@ def test_a_missed_bar_is_said_and_ends_with_1(tmp_path, capsys, monkeypatch):
     ("arguments", "complaint"),
     [
         (["swim"], "unknown part 'swim': choose one of"),
-        (["kills", "--kills", "0"], "0 kills: give at least 1"),
         (["soak", "--frames", "9"], "9 frames: give at least 100"),
         (["--out", "FOLDER/result.txt"], "name a .json file"),
         (["--out", "FOLDER/file/result.json"], "cannot be written"),

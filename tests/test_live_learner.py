@@ -540,3 +540,18 @@ def test_statistics_follow_corrections_undo_and_merges_as_if_the_labels_had_been
     assert learner.class_ids == fresh.class_ids == [one.class_of(3), one.class_of(5)]
     assert learner.method.counts.tolist() == fresh.method.counts.tolist()
     np.testing.assert_allclose(learner.method.sums.numpy(), fresh.method.sums.numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_disk_that_refuses_a_self_test_its_results_does_not_end_the_learning(bench):
+    one = bench()
+    one.label(3)
+    one.learned()
+    waiting = one.show(4)
+    # As a full disk does: the journal can be read, and refuses to be written.
+    one.live.call(lambda: one.journal._rows("PRAGMA query_only = ON")).result()
+    one.live.call(lambda: setattr(one.live.self_test, "_tested_seq", -1)).result()
+    one.until(lambda: any("cannot be written" in problem for problem in one.live.problems))
+    one.live.call(lambda: one.journal._rows("PRAGMA query_only = OFF")).result()
+    one.journal.label([waiting], one.class_of(4))
+    assert waiting in one.learned().memory.ids()

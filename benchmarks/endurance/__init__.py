@@ -1,4 +1,4 @@
-"""Does it hold? Kills at random moments, answers while it learns, hours of video, and how soon it is back."""
+"""Does it hold? Faults at random moments, answers while it learns, hours of video, and how soon it is back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,6 +6,23 @@ from typing import Any
 
 Progress = Callable[[int, int], None]  # of what is done, and of how much
 PROBLEMS_KEPT = 20
+
+# Small, so that every phase comes often: a checkpoint after every step, images that must be dropped.
+SMALL: dict[str, Any] = {
+    "backbone": "reduced_resnet18",
+    "image_size": 8,
+    "threads": 1,
+    "memory_bytes": 6_000,
+    "micro_batch": 5,
+    "idle_steps": 0,
+    "checkpoint_steps": 1,
+    "checkpoints_kept": 2,
+    "queue_samples": 12,
+    "disk_bytes": 12_000,
+    "device": "cpu",
+}
+# Nothing has to be dropped, so that whatever is missing was lost.
+ROOMY: dict[str, Any] = {**SMALL, "checkpoint_steps": 50, "queue_samples": 10_000, "disk_bytes": 100_000_000}
 
 
 def silent(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.endurance`: kills, answers while learning, hours of film, restarts; each against its bar."""
+"""`python -m benchmarks.endurance`: answers while learning, hours of film, restarts; each against its bar."""
 
 import importlib
 import sys
@@ -15,15 +15,14 @@ from benchmarks.endurance import Progress
 from benchmarks.runner import QUICK_HELP, Facts, run_parts
 from edge_hpcr.commands import cli
 
-PARTS = ("latency", "restart", "kills", "soak")
+PARTS = ("latency", "restart", "soak")
 
 commands = cli.new_commands()
 
 
 @commands.command()
 def endure(
-    part: Annotated[str, Argument(help="latency, restart, kills, soak or all")] = "all",
-    kills: Annotated[int | None, Option(metavar="N", help="processes to kill", show_default="500")] = None,
+    part: Annotated[str, Argument(help="latency, restart, soak or all")] = "all",
     frames: Annotated[
         int | None, Option(metavar="N", help="of film to soak in", show_default="200000")
     ] = None,
@@ -33,8 +32,8 @@ def endure(
         "results/endurance.json"
     ),
 ) -> int:
-    """Kill it, soak it and restart it: what a workspace must survive, each part against its bar. 1 when one is missed."""
-    plans = {"kills": kills, "soak": frames}
+    """Soak it and restart it: what a learner must endure, each part against its bar. 1 when one is missed."""
+    plans = {"soak": frames}
     return run_parts(
         part, {name: partial(_measure, name, plans.get(name), seed, quick) for name in PARTS}, out
     )

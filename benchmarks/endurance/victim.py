@@ -1,7 +1,7 @@
-"""The process that is killed: it labels, learns and saves as fast as it can, and reports what was acknowledged.
+"""The process that faults happen to: it labels, learns and saves as fast as it can, and reports what was acknowledged.
 
-`python -m benchmarks.endurance.victim WORKSPACE DESCRIPTOR PHASES` imports everything once, computes nothing, and forks
-one such process for each order that it reads: so a round costs no import, and no thread is lost in a fork.
+`python -m benchmarks.endurance.victim DESCRIPTOR PHASES` imports everything once, computes nothing, and forks one such
+process for each order that it reads: so a fault costs no import, and no thread is lost in a fork.
 """
 
 import json
@@ -10,14 +10,18 @@ import mmap
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.endurance import intake
+from benchmarks.endurance.trouble import full_disk, lose_overrides, read_only
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import checkpoints, saving
 from edge_hpcr.live.live_learner import LiveLearner
@@ -43,6 +47,8 @@ RECENT = 5000  # ids, of which every restart skips a block: people mostly look a
 FAR_BEHIND = 25  # events; then the labels wait for the learner, or it would never catch up
 ACTIONS_BETWEEN_LOOKS = 5  # into the learner's memory
 CATCH_UP_SECONDS = 60.0
+LIFE_SECONDS = 180  # of one that ends by itself: longer, and it hangs
+TROUBLES = {"full disk": full_disk, "read-only": read_only}
 
 
 class Phases:
@@ -86,6 +92,7 @@ class Actor:
     ) -> None:
         self.workspace, self.journal = workspace, workspace.journal
         self.rng, self.send, self.phases = rng, send, phases
+        self.refused = 0  # by the disk, say: nothing was acknowledged
         self._newest = self.journal.reserve_ids(1)[0]
         self._ways: list[tuple[float, str, Callable[[], Message | None]]] = [
             (8, "taking images", self.take),
@@ -110,6 +117,7 @@ class Actor:
             message = way()
         except UserError:
             message = None  # nothing to undo, say: refused, so nothing was acknowledged
+            self.refused += 1
         self.phases.set(ACTING, "waiting")
         if message is not None:
             self.send(message)
@@ -185,33 +193,69 @@ class Actor:
         return [rows[place].id for place in self.rng.permutation(len(rows))[:count]]
 
 
-def live_until_killed(
-    folder: Path, phases: Phases, seed: list[int], save: bool, send: Callable[[Message], None]
-) -> None:
-    """Open, learn and act until the kill comes; or, to save, learn what is left, save and end."""
+def live_until_killed(order: Message, phases: Phases, send: Callable[[Message], None]) -> None:
+    """Open, learn and act until the kill comes."""
+    if order["clock_back"]:
+        clock = time.time
+        time.time = lambda: clock() - order["clock_back"]  # as the whole program asks for it
+    with _alive(order, phases, send) as (live, actor):
+        while not live.failed:
+            live.call(lambda: send(_held(live)))
+            for _ in range(ACTIONS_BETWEEN_LOOKS):
+                actor.act()
+                live.notify()
+                while actor.journal.last_seq - live.follower.applied > FAR_BEHIND and not live.failed:
+                    live.wait_until_caught_up(0.01)
+        raise UserError(f"the learner failed: {list(live.problems)}")
+
+
+def live_and_save(order: Message, phases: Phases, send: Callable[[Message], None]) -> None:
+    """Open, act a little, during some trouble perhaps, learn what is left, save and end; or say why it cannot open."""
+    if "read-only" in order.get("troubles", []):
+        lose_overrides()  # before there are threads: each has its own rights
+    try:
+        with _alive(order, phases, send) as (live, actor):
+            send(actor.create_class())  # so that there is something to save, and room is made
+            rng, folder = actor.rng, Path(order["folder"])
+            for trouble in order.get("troubles", []):
+                before = actor.refused
+                with TROUBLES[trouble](folder, rng):
+                    for _ in range(order["actions"]):
+                        actor.act()
+                        live.notify()
+                send({"kind": "refusals", "of": trouble, "times": actor.refused - before})
+            for _ in range(order["actions"]):
+                actor.act()
+            if not live.wait_until_caught_up(CATCH_UP_SECONDS):
+                raise RuntimeError(f"not caught up within {CATCH_UP_SECONDS:.0f} s: {list(live.problems)}")
+            send(live.call(lambda: _held(live)).result())
+    except UserError as error:
+        send({"kind": "refused", "why": str(error)})
+
+
+@contextmanager
+def _alive(
+    order: Message, phases: Phases, send: Callable[[Message], None]
+) -> Iterator[tuple[LiveLearner, Actor]]:
     phases.set(ACTING, "opening")
-    workspace = Workspace.open(folder)
-    live = LiveLearner(workspace)
-    send({"kind": "opened", "problems": list(live.problems), "applied": live.follower.applied})
-    live.start()
-    actor = Actor(workspace, np.random.default_rng(seed), send, phases)
-    phases.set(ACTING, "waiting")
-    if save:
-        send(actor.create_class())  # so that there is something to save, and room is made
-        if not live.wait_until_caught_up(CATCH_UP_SECONDS):
-            raise UserError(f"not caught up within {CATCH_UP_SECONDS:.0f} s: {list(live.problems)}")
-        send(live.call(lambda: _held(live)).result())
-        live.stop()
-        workspace.close()
-        return
-    while not live.failed:
-        live.call(lambda: send(_held(live)))
-        for _ in range(ACTIONS_BETWEEN_LOOKS):
-            actor.act()
-            live.notify()
-            while workspace.journal.last_seq - live.follower.applied > FAR_BEHIND and not live.failed:
-                live.wait_until_caught_up(0.01)
-    raise UserError(f"the learner failed: {list(live.problems)}")
+    with Workspace.open(order["folder"]) as workspace:
+        live = LiveLearner(workspace)
+        send({"kind": "opened", "problems": list(live.problems), "applied": live.follower.applied})
+        live.start()
+        actor = Actor(workspace, np.random.default_rng(order["seed"]), send, phases)
+        phases.set(ACTING, "waiting")
+        try:
+            yield live, actor
+        finally:
+            live.stop()
+
+
+LIVES: dict[str, Callable[[Message, Phases, Callable[[Message], None]], None]] = {
+    "killed": live_until_killed,
+    "saved": live_and_save,
+    "sources": lambda order, _, send: intake.change_sources(order, send),
+    "clients": lambda order, _, send: intake.serve_slow_clients(order, send),
+}
 
 
 def _held(live: LiveLearner) -> Message:
@@ -231,7 +275,7 @@ def _held(live: LiveLearner) -> Message:
 
 
 def main() -> None:
-    folder, descriptor, phases = Path(sys.argv[1]), int(sys.argv[2]), Phases(Path(sys.argv[3]))
+    descriptor, phases = int(sys.argv[1]), Phases(Path(sys.argv[2]))
     for owner, function, name in (
         (checkpoints, "save", "checkpoint"),
         (saving, "backup_journal", "journal backup"),
@@ -241,26 +285,27 @@ def main() -> None:
         (LiveLearner, "_rehearse", "learning"),
     ):
         phases.watch(owner, function, name)
-    logging.disable(logging.WARNING)  # corrected samples often have no image any more here
+    logging.disable(logging.ERROR)  # corrected samples often have no image any more here, and clients hang up
     torch.set_num_threads(1)
     print("ready", flush=True)
-    while order := sys.stdin.readline():
-        given = json.loads(order)
+    while line := sys.stdin.readline():
+        order = json.loads(line)
+        dies = order["life"] == "killed"
         phases.clear()
         child = os.fork()
         if child == 0:
-            _be_killed(folder, phases, given, descriptor)
+            _live(order, phases, descriptor)
         try:
-            if not given["save"] and sys.stdin.readline() != '"kill"\n':
+            if dies and sys.stdin.readline() != '"kill"\n':
                 break
         finally:
-            if not given["save"]:
+            if dies:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _be_killed(folder: Path, phases: Phases, order: Message, descriptor: int) -> None:
+def _live(order: Message, phases: Phases, descriptor: int) -> None:
     """Never returns: what was inherited from the process that forked must not be used, nor cleaned up."""
 
     def send(message: Message) -> None:
@@ -269,7 +314,8 @@ def _be_killed(folder: Path, phases: Phases, order: Message, descriptor: int) ->
 
     code = 1
     try:
-        live_until_killed(folder, phases, order["seed"], order["save"], send)
+        signal.alarm(LIFE_SECONDS)
+        LIVES[order["life"]](order, phases, send)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -36,6 +36,7 @@ from edge_hpcr.live.status import write_status
 from edge_hpcr.live.teaching import Follower, Learned, Teaching
 from edge_hpcr.stream import Stream
 from edge_hpcr.stream.resize import prepare
+from edge_hpcr.workspace.database import JournalDamaged
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.settings import AUTO, Settings
 
@@ -337,7 +338,7 @@ class LiveLearner:
 
     def _turn(self) -> None:
         """One step of whatever is most urgent."""
-        self._read_journal()
+        self._or_report(self._read_journal)
         work = self.follower.next(self.workspace.settings.micro_batch)
         if work is not None:
             self.phase = "learning"
@@ -350,7 +351,7 @@ class LiveLearner:
             self.phase = "rehearsing"
         else:
             self.phase = "idle"
-        self.self_test.test_if_due(idle=work is None)
+        self._or_report(lambda: self.self_test.test_if_due(idle=work is None))
         if self.saving.is_due(idle=work is None and not self.idle_steps_left):
             self.saving.save()
         self._write_status()
@@ -358,6 +359,15 @@ class LiveLearner:
             self._wake.notify_all()  # for `wait_until_caught_up`
         if self.phase == "idle":
             self._wait(POLL_SECONDS)
+
+    def _or_report(self, work: Callable[[], None]) -> None:
+        """What a full disk refuses now is tried again in a later turn: it must not end the learning."""
+        try:
+            work()
+        except JournalDamaged:
+            raise
+        except UserError as error:
+            self.report(str(error))
 
     def _read_journal(self) -> None:
         self._notified = False
