@@ -37,6 +37,8 @@ FRAME_SECONDS = 0.1  # between two frames: more than ten a second help nobody, a
 READ_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 0.4  # of a picture that stands still, since the learner changes
 STILLS_PER_SECOND = 1.0  # of a folder, or the digits
+OPEN_SECONDS = 2.0  # for a remembered source before the page starts without it
+RETRY_SECONDS = 10.0  # between two tries to open it
 
 
 @dataclass(eq=False)
@@ -63,6 +65,7 @@ class Feeder(feeder.Feeder):
         self.problem: str | None = None  # with the source, for the page
         self.spec = ""
         self._brings_labels = False
+        self._chosen = False  # whether somebody has chosen a source; until then the remembered one is tried
         self._shown: OrderedDict[int, Shown] = OrderedDict()
         self._newest: Shown | None = None
         self._held: Shown | None = None
@@ -94,9 +97,36 @@ class Feeder(feeder.Feeder):
         """Go over to another source; a bad one is refused, and the present one goes on."""
         stream = self._open(spec, labels)
         with self._lock:
-            self.use(stream, labels != "none")
-            self.spec, self._brings_labels = spec, labels != "none"
-            self.problem = self._held = None
+            self._chosen = True
+            self._go_over(stream, spec, labels)
+
+    def resume(self, spec: str, labels: str) -> None:
+        """Go on with a remembered source. One that hangs or is away is tried again, and the page starts without it."""
+        opening = threading.Thread(
+            target=self._resume, args=(spec, labels), name="remembered source", daemon=True
+        )
+        opening.start()
+        opening.join(OPEN_SECONDS)
+
+    def _resume(self, spec: str, labels: str) -> None:
+        while not self._chosen and not self.stopping.is_set():
+            try:
+                stream = self._open(spec, labels)
+            except UserError as error:
+                self.problem = str(error)
+                self.stopping.wait(RETRY_SECONDS)
+                continue
+            with self._lock:
+                if self._chosen or self.stopping.is_set():
+                    stream.close()
+                else:
+                    self._go_over(stream, spec, labels)
+                return
+
+    def _go_over(self, stream: Stream, spec: str, labels: str) -> None:
+        self.use(stream, labels != "none")
+        self.spec, self._brings_labels = spec, labels != "none"
+        self.problem = self._held = None
 
     def leave(self) -> None:
         """As always; of the demonstration, nothing stays that nobody has ever labelled."""

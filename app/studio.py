@@ -96,11 +96,7 @@ class Studio:
         self.live.start()
         self.feeder.start()
         settings = self.workspace.settings
-        try:
-            self.feeder.choose(settings.source, settings.source_labels)
-        except UserError as error:
-            # A folder may be gone since; the page still opens, and another source can be chosen.
-            self.feeder.problem = str(error)
+        self.feeder.resume(settings.source, settings.source_labels)
         self.arrange_publishing()
 
     def stop(self) -> None:

@@ -1,5 +1,7 @@
 """Between the source and the page: no frame of a folder is lost, and labels that a folder brings are written soon."""
 
+import threading
+
 import cv2
 import numpy as np
 import pytest
@@ -91,6 +93,44 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
     with pytest.raises(UserError, match="no longer here"):
         feeder.shown(first)
     assert FRAMES_KEPT >= 100
+
+
+@pytest.mark.slow
+def test_a_remembered_source_that_is_away_is_opened_when_it_is_back(feeder, tmp_path, monkeypatch):
+    monkeypatch.setattr("app.feeder.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("app.feeder.OPEN_SECONDS", 0.01)
+    feeder.resume(str(tmp_path / "disk"), "none")
+    wait_for(lambda: feeder.problem is not None, "the error")
+    assert feeder.problem.startswith(f"there is no source '{tmp_path / 'disk'}'") and feeder.stream is None
+    pictures(tmp_path / "disk", 2)
+    wait_for(lambda: feeder.stream is not None and feeder.problem is None, "the source")
+    assert feeder.stream.name == str(tmp_path / "disk")
+
+
+@pytest.mark.slow
+def test_a_remembered_source_that_hangs_keeps_nobody_waiting_and_yields_to_one_that_is_chosen(
+    feeder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("app.feeder.OPEN_SECONDS", 0.01)
+    begun, go_on, late = threading.Event(), threading.Event(), []
+    pictures(tmp_path / "slow", 1)
+
+    def open_slowly(spec, labels):
+        if spec == "browser":
+            return opens(spec, labels)
+        begun.set()
+        assert go_on.wait(60)
+        late.append(opens(spec, labels))
+        return late[0]
+
+    opens = feeder._open
+    monkeypatch.setattr(feeder, "_open", open_slowly)
+    feeder.resume(str(tmp_path / "slow"), "none")  # returns although it hangs
+    assert begun.wait(60)
+    feeder.choose("browser")
+    go_on.set()
+    wait_for(lambda: late and late[0].state().phase == "closed", "the end of the late one")
+    assert feeder.spec == "browser" and feeder.browser_camera is not None
 
 
 @pytest.mark.parametrize("spec", ["x" * 300, "a\0b"])

@@ -259,6 +259,89 @@ def test_close_wakes_a_reader(folder, watch):
     assert time.monotonic() - started < 30 and stream.state().phase == "closed"
 
 
+@pytest.mark.slow
+def test_the_work_for_a_file_does_not_grow_with_the_files_that_wait(tmp_path):
+    original = age(_written(tmp_path / "original.png"))
+
+    def seconds_for_100(waiting: int) -> float:
+        folder = tmp_path / str(waiting)
+        folder.mkdir()
+        for number in range(waiting):
+            (folder / f"{number}.png").hardlink_to(original)
+        with WatchedFolder(folder, settle_seconds=NEVER, scan_seconds=NEVER) as stream:
+            assert stream.read(60) is not None  # from here on the folder is listed
+            started = time.thread_time()  # of this thread alone, on however busy a machine
+            for _ in range(100):
+                assert stream.read(60) is not None
+            return time.thread_time() - started
+
+    assert seconds_for_100(10_000) < 5 * seconds_for_100(200)
+
+
+def _written(path: Path) -> Path:
+    path.write_bytes(png(1))
+    return path
+
+
+def test_a_file_that_is_written_bit_by_bit_is_looked_at_once_in_a_while(folder, watch):
+    stream = watch()
+    assert silent(stream)
+    with (folder / "1.png").open("wb") as file:
+        for _ in range(200):
+            file.write(b"x")
+            file.flush()
+        assert silent(stream)
+        assert len(stream._looks) <= 2
+
+
+@pytest.mark.parametrize("place", ["/", "/proc", "/sys/class", "/dev", "/proc/self/task"])
+@pytest.mark.parametrize("kind", ["watch:", ""])
+def test_a_folder_of_the_system_is_no_source(kind, place):
+    with pytest.raises(UserError, match="is a folder of the system's"):
+        open_stream(kind + place)
+
+
+def test_a_folder_with_too_many_folders_is_not_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(watched_module, "MOST_FOLDERS", 3)
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+    with pytest.raises(UserError, match=r"holds more than 3 folders or .* files: watch a smaller folder"):
+        open_stream(f"watch:{tmp_path}")
+
+
+def test_state_and_close_do_not_wait_for_an_observer_that_takes_long_to_start(folder, watch, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(watched_module.Observer):
+        def start(self):
+            begun.set()
+            assert go_on.wait(60)
+            super().start()
+
+    monkeypatch.setattr(watched_module, "Observer", Slow)
+    stream = watch()
+    ended = []
+
+    def read():
+        try:
+            stream.read(60)
+        except EndOfStream:
+            ended.append(True)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(60)
+    # In threads, which would stay away if they waited for the lock.
+    for call in (stream.state, stream.close):
+        asking = threading.Thread(target=call, daemon=True)
+        asking.start()
+        asking.join(30)
+        assert not asking.is_alive()
+    go_on.set()
+    reader.join(60)
+    assert ended == [True] and stream._observer is None
+
+
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
         open_stream(f"watch:{tmp_path / 'nothing'}")

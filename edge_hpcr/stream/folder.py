@@ -11,6 +11,8 @@ from edge_hpcr.common.text import as_text, natural_order
 from edge_hpcr.stream.contract import BadFile, FileStream, Frame
 from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
 
+SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")  # endless to list, and what lies in them is no picture
+
 
 def require_folder(path: Path) -> None:
     try:
@@ -19,6 +21,12 @@ def require_folder(path: Path) -> None:
         raise UserError(f"{as_text(path)} cannot be read: {error.strerror}") from error
     if not found:
         raise UserError(f"{as_text(path)}: there is no such folder")
+    real = Path(os.path.realpath(path))
+    system = any(real.is_relative_to(place) for place in SYSTEM_FOLDERS) and not real.is_relative_to(
+        "/dev/shm"
+    )
+    if system or real == Path(real.anchor):
+        raise UserError(f"{as_text(path)} is a folder of the system's: name one that holds pictures")
 
 
 def walk(root: Path, on_bad_file: BadFile) -> Iterator[Path]:
