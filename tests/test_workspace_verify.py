@@ -12,25 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from process_parts import started
+from workspace_parts import write_checkpoint
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.learner import checkpoint
-from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
 
 ROOT = Path(__file__).parents[1]
-
-
-def write_checkpoint(path: Path, step: int, applied: int, samples: int = 5) -> Path:
-    memory = ReplayMemory(MemoryConfig(samples=samples), (8, 8, 3), 0, False, np.random.default_rng(0))
-    memory.add_class()
-    memory.update(np.zeros((samples, 8, 8, 3), np.uint8), np.zeros(samples, np.int64))
-    arrays, facts = memory.state()
-    folder = path / "checkpoints" / f"step-{step:09d}"
-    checkpoint.write(folder, {"memory": arrays}, {"memory": facts, "notes": {"applied": applied}})
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +146,7 @@ def test_a_checkpoint_that_is_damaged_or_ahead_of_the_journal_is_found(workspace
     (broken / "memory.safetensors").write_bytes(b"short")
     (workspace.layout.checkpoints / "step-000000500.writing").mkdir()  # a crash left it; it is no checkpoint
     problems = {Path(p.where).name: p.what for p in verify_workspace(workspace.path)}
-    assert problems[ahead.name] == "it has applied event 16, but the journal ends with 15"
+    assert problems[ahead.name] == "it has learned event 16, and the journal ends with 15"
     assert "it cannot be used (damaged checkpoint" in problems[broken.name]
     assert len(problems) == 2
 

@@ -6,11 +6,12 @@
 
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from tabulate import tabulate
@@ -33,6 +34,7 @@ COMMANDS = {
     "undo": (WORKSPACE, "take back the last action in a workspace"),
     "redo": (WORKSPACE, "do again what was undone last"),
     "verify": (WORKSPACE, "check that a workspace is whole"),
+    "recover": (WORKSPACE, "mend a workspace, also one that has lost its journal"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),
@@ -77,7 +79,21 @@ def table(head: list[str], rows: Sequence[Sequence[object]], sides: Sequence[str
 
 
 def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; what is wrong is said in one line."""
+    """Run a command line and return its exit code; what is wrong is said in one line.
+
+    It ends quietly if nobody reads what it says any more, as in `… | head`.
+    """
+    code = 1
+    try:
+        code = _run(commands, program, arguments)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
+    return code
+
+
+def _run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[str] | None) -> int:
     name = program.removeprefix("python -m ").replace("-", "_")
     command = get_command(commands) if isinstance(commands, typer.Typer) else commands
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -102,6 +118,14 @@ def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[st
         return 1
     print(f"{name}: {message}", file=sys.stderr)
     return code
+
+
+def _let_go(stream: TextIO) -> None:
+    """Send to nowhere what nobody reads: Python would complain about it at its end."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def refusal(error: typer.TyperException) -> str:

@@ -1,6 +1,7 @@
-"""`python -m edge_hpcr status|label|classes|samples|undo|redo|verify`: a workspace from the outside.
+"""`python -m edge_hpcr status|label|classes|samples|undo|redo|verify|recover|backup|restore`: a workspace from the outside.
 
-All of them work beside a process that learns in the workspace, except for `samples W import`. None needs PyTorch.
+All of them work beside a process that learns in the workspace, except for `samples W import` and `recover`. None needs
+PyTorch.
 """
 
 import difflib
@@ -76,6 +77,13 @@ examples:
 
 Exit code 0: the workspace is whole; 1: something is wrong. Nothing is changed.
 """
+RECOVER_EXAMPLES = """
+examples:
+  python -m edge_hpcr recover parts         mends what `learn` mends when it starts, and says so
+
+Where the journal and its backup are missing, `learn` refuses: put the journal back if there is a copy. If there is none,
+`recover` begins a new journal with the images that are there, unlabelled in the queue, and sets the checkpoints aside.
+"""
 
 
 W = Annotated[Path, Argument(metavar="W", help="the workspace's folder")]
@@ -121,6 +129,17 @@ def verify(workspace: W, as_json: AsJson = False) -> int:
         f"{_count(facts.checkpoints, 'checkpoint')}"
     )
     return 0
+
+
+@commands.command(epilog=examples(RECOVER_EXAMPLES))
+def recover(workspace: W) -> None:
+    """Mend a workspace; without a journal, begin a new one from its images."""
+    with Workspace.open(workspace, create=False, anew=True) as opened:
+        counts = opened.journal.counts()
+        print(*opened.report, sep="\n", end="\n" if opened.report else "")
+    print(
+        f"{workspace} opens: {counts.labels:,} labels, {counts.queued:,} images in the queue; `verify` checks it all"
+    )
 
 
 # Labels -----------------------------------------------------------------------------------------------------------

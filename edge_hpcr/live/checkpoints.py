@@ -69,10 +69,12 @@ def _clear_leftovers(layout: Layout) -> None:
             shutil.rmtree(leftover)
 
 
-def save(layout: Layout, learner: Learner, applied: int, notes: dict[str, Any]) -> Path:
+def save(
+    layout: Layout, learner: Learner, applied: int, notes: dict[str, Any], fingerprint: str | None = None
+) -> Path:
     """`applied` is the last event of the journal that the learner has taken in completely."""
     folder = layout.checkpoints / f"step-{learner.step:09d}-event-{applied:09d}"
-    learner.save(folder, {**notes, "applied": applied})
+    learner.save(folder, {**notes, "applied": applied, "fingerprint": fingerprint})
     return folder
 
 

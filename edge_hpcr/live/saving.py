@@ -47,8 +47,10 @@ class Saving:
             "calibration": asdict(self._live.predictor.calibration),
             "memory": self._live.memory_facts(),
         }
+        applied = self._live.follower.applied
         try:
-            checkpoints.save(layout, self._live.learner, self._live.follower.applied, notes)
+            fingerprint = self._live.workspace.journal.fingerprint(applied)
+            checkpoints.save(layout, self._live.learner, applied, notes, fingerprint)
             backup_journal(layout.journal, layout.backup)
             checkpoints.prune(layout, self._live.workspace.settings.checkpoints_kept)
             tidy(self._live.workspace, self._live.learner.memory.ids(), held_out_ids(self._live.workspace))

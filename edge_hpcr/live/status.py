@@ -8,10 +8,12 @@ import json
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import disk_errors, is_locked, write_atomically
+from edge_hpcr.common.files import is_locked, read_regular, write_atomically
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.live import checkpoints
@@ -24,17 +26,12 @@ from edge_hpcr.workspace.settings import Settings
 if TYPE_CHECKING:
     from edge_hpcr.stream import Stream  # OpenCV takes a moment, and `status` does not need it
 
-_REPORTED = frozenset(
-    {
-        *("pid", "at", "phase", "device", "step", "applied", "labels_waiting", "memory", "test_then_train"),
-        *("held_out", "suspicious", "stream", "problems"),
-    }
-)
 TROUBLE = ("stalled", "reconnecting")  # phases of a source
 FEW = 30  # held-out samples: an accuracy on fewer is a guess
 SILENT_SECONDS = 30.0  # a learner reports about once a second; a slow disk may take it some
 ENDED = ("stopped", "failed")
 BAR = 8  # characters
+LARGEST_REPORT = 64_000_000  # bytes; thousands of classes take a few million
 
 FIELDS = """\
   workspace                     its folder
@@ -65,18 +62,84 @@ def write_status(path: Path, status: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(status, allow_nan=False), durable=False)
 
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+
+class _Bytes(_Part):
+    total: Count
+
+
+class _Memory(_Part):
+    samples: Count
+    bytes: _Bytes
+    budget: Annotated[Count, Field(gt=0)]
+
+
+class _Recent(_Part):
+    accuracy: float | None
+    labels: Count
+
+
+class _TestThenTrain(_Recent):
+    recent: _Recent
+    classes: dict[str, dict[str, float]] = {}
+
+
+class _HeldOut(_Part):
+    accuracy: float | None
+    samples: Count
+    step: Count = 0
+    classes: dict[str, dict[str, float]] = {}
+    confusion: list[tuple[int, int, int]] = []
+
+
+class _Suspicion(_Part):
+    sample_id: Count
+    class_id: Count
+
+
+class _Source(_Part):
+    name: str
+    phase: str
+    message: str
+
+
+class Report(_Part):
+    """What a learner writes about itself; what is read of it has these types, and the rest is passed on as it is."""
+
+    pid: Count
+    at: float
+    phase: str
+    device: str
+    step: Count
+    applied: Count
+    labels_waiting: Count
+    memory: _Memory
+    test_then_train: _TestThenTrain
+    held_out: _HeldOut
+    suspicious: list[_Suspicion]
+    stream: _Source | None
+    problems: list[str]
+
+
 def read_status(path: Path) -> dict[str, Any] | None:
     """The last report of a learner, whether it still runs or not; None if there is none."""
-    with disk_errors(f"the learner's report {path} cannot be read"):
-        try:
-            status = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise UserError(f"the learner's report {path} is damaged: {error}") from None
-    if not isinstance(status, dict) or not status.keys() >= _REPORTED:
-        raise UserError(f"the learner's report {path} is damaged: it is not what a learner writes")
-    return status
+    if not path.exists():
+        return None
+
+    def refuse(reason: str) -> UserError:
+        return UserError(f"the learner's report {path} cannot be read: {reason}")
+
+    try:
+        return Report.model_validate_json(read_regular(path, LARGEST_REPORT, refuse)).model_dump()
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, wrong["loc"])) or "its content"
+        raise UserError(f"the learner's report {path} is damaged: {where}: {wrong['msg']}") from None
 
 
 def one_line(
@@ -135,17 +198,17 @@ def gather(path: Path) -> dict[str, Any]:
     try:
         report = read_status(layout.status)
         if report is not None:
-            problems += map(str, report["problems"])
-            report["at"] = float(report["at"])
+            problems += report["problems"]
             if report["phase"] in ENDED or running is False:
                 report = report if report["phase"] == "failed" else None  # of a process that is gone
             else:
                 figures = _figures(report)
     except UserError as error:
         problems.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        problems.append(f"the learner's report {layout.status} is damaged: it is not what a learner writes")
-        report = None
+    journal = _from_journal(layout, settings, figures["applied"])
+    if newest and newest["described"]["applied"] > journal["events"]:
+        ahead = f"checkpoint {newest['described']['name']} is ahead of the journal"
+        problems.append(f"{ahead}: `learn` sets it aside when it starts")
     return {
         "workspace": str(layout.path),
         "doing": _doing(running, report),
@@ -154,7 +217,7 @@ def gather(path: Path) -> dict[str, Any]:
         "device": report["device"] if report else None,
         "seconds_since_report": max(0.0, time.time() - report["at"]) if report else None,
         **{name: value for name, value in figures.items() if name != "applied"},
-        **_from_journal(layout, settings, figures["applied"]),
+        **journal,
         "memory": figures["memory"] or {"samples": None, "bytes": None, "budget": settings.memory_bytes},
         "stream": report["stream"] if report else None,
         "checkpoint": newest["described"] if newest else None,

@@ -1,16 +1,19 @@
 """The journal's SQLite file: its tables, how it is opened, and its errors as sentences."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.formats import JOURNAL
 
 BUSY_SECONDS = 20.0
+EMPTY = "it holds no tables"  # the damage of a file that is no journal yet
 # Rebuilding a large write-ahead log takes time at the next opening; beyond this it is cut after a checkpoint.
 _LOG_BYTES = 8_000_000
 
@@ -51,14 +54,18 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: is the folder there, readable and writable?",
     sqlite3.SQLITE_PERM: "it cannot be opened: make the workspace readable and writable for this user",
     sqlite3.SQLITE_BUSY: f"another process kept it locked for {BUSY_SECONDS:.0f} s: try again, or end that process",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged: start `learn` on the workspace, which restores what can be read",
-    sqlite3.SQLITE_NOTADB: "the file is damaged: start `learn` on the workspace, which restores what can be read",
 }
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TABLES = frozenset(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA))
 
 
 class JournalDamaged(UserError):
-    """SQLite finds the file itself broken; `recover` knows what to do about it."""
+    """The file itself is broken, or lacks a part; `recover` knows what to do about it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        restores = "start `learn` on the workspace, which restores what can be read"
+        super().__init__(f"journal {path}: the file is damaged: {restores} ({what})")
+        self.what = what
 
 
 @contextmanager
@@ -68,10 +75,11 @@ def as_user_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind, the rest its details
+        if code in _DAMAGE:
+            raise JournalDamaged(path, str(error)) from error
         if code not in _REASONS:
             raise
-        kind = JournalDamaged if code in _DAMAGE else UserError
-        raise kind(f"journal {path}: {_REASONS[code]} ({error})") from error
+        raise UserError(f"journal {path}: {_REASONS[code]} ({error})") from error
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -82,7 +90,9 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             _switch_to_wal(connection)
             for pragma in ("synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {_LOG_BYTES}"):
                 connection.execute(f"PRAGMA {pragma}")
-            _make_tables(connection)
+            if not _tables(connection):
+                _make_tables(connection)
+            check_tables(connection, path)
             if is_old(connection, path):
                 raise UserError(f"journal {path} is of an older version: open its workspace with `learn`")
         except BaseException:
@@ -105,8 +115,6 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-        return
     # One transaction, as two processes may open a new journal at the same time.
     connection.executescript(
         f"BEGIN IMMEDIATE; {SCHEMA} "
@@ -117,7 +125,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 def is_old(connection: sqlite3.Connection, path: Path) -> bool:
     """Whether the journal needs an upgrade; refuses one of a newer version."""
-    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    meta = _meta(connection)
     return JOURNAL.is_old(meta.get("format"), path, meta.get("version"))
 
 
@@ -126,9 +134,10 @@ def old_format(path: Path) -> int | None:
     if not path.exists():
         return None
     with closing(open_read_only(path)) as db, as_user_errors(path):
-        if not has_tables(db) or not is_old(db, path):
+        if not _tables(db):
             return None
-        return int(db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()[0])
+        check_tables(db, path)
+        return int(_meta(db)["format"]) if is_old(db, path) else None
 
 
 def upgrade_journal(path: Path) -> list[str]:
@@ -146,12 +155,34 @@ def upgrade_journal(path: Path) -> list[str]:
     return [f"the journal was upgraded from format {written} to {JOURNAL.current}", *report]
 
 
-def has_tables(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is not None
+def check_tables(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is no journal, or one that has lost a part: an empty file, a table or a number that is missing."""
+    held = _tables(db)
+    if not held:
+        raise JournalDamaged(path, EMPTY)
+    if missing := _TABLES - held:
+        raise JournalDamaged(path, f"the table {min(missing)} is missing")
+    meta = _meta(db)
+    if "format" not in meta:
+        raise JournalDamaged(path, "it does not say its format")
+    if not isinstance(meta.get("next_sample"), int):
+        raise JournalDamaged(path, "it does not say which number the next sample gets")
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def _meta(db: sqlite3.Connection) -> dict[str, Any]:
+    return dict(db.execute("SELECT key, value FROM meta"))
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """The journal as it is now, also beside a process that writes it, and on a disk that cannot be written."""
+    if not path.exists():
+        raise UserError(
+            f"journal {path} is missing: start `learn` on the workspace, which restores it if it can"
+        )
     with as_user_errors(path):
         try:
             return _connect_read_only(path, "mode=ro")
@@ -159,7 +190,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
             # Where the folder is read-only, SQLite cannot make its shared-memory file. Without a write-ahead log
             # nobody is writing, and the file alone is the whole database.
             log = path.with_name(path.name + "-wal")
-            if not path.exists() or (log.exists() and log.stat().st_size > 0):
+            if log.exists() and log.stat().st_size > 0:
                 raise
             return _connect_read_only(path, "immutable=1")
 

@@ -58,7 +58,7 @@ def read_events(journal: Queries, after: int = 0) -> Iterator[tuple[int, float, 
     for seq, at, kind, text in journal.stored_events(after):
         try:
             yield seq, at, kind, Body.from_json(text)
-        except (ValueError, TypeError, KeyError) as error:
+        except ValueError as error:
             raise BrokenChain(f"event {seq} cannot be read ({error})") from error
 
 

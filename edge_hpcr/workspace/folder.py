@@ -18,9 +18,11 @@ from edge_hpcr.learner import checkpoint
 from edge_hpcr.workspace.database import old_format, upgrade_journal
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.records import NewSample, SampleRow
 from edge_hpcr.workspace.recover import backup_journal, recover
 from edge_hpcr.workspace.sample_files import SampleFiles
+from edge_hpcr.workspace.set_aside import put_in_order
 from edge_hpcr.workspace.settings import Settings, upgrade_settings
 
 LOG = logging.getLogger(__name__)
@@ -52,25 +54,28 @@ class Workspace:
         self._changing = threading.Lock()
 
     @classmethod
-    def open(cls, path: Path | str, create: bool = True, learning: bool = True) -> "Workspace":
-        """Open a workspace; with `learning` as the one process that learns in it, otherwise to label and to look."""
+    def open(
+        cls, path: Path | str, create: bool = True, learning: bool = True, anew: bool = False
+    ) -> "Workspace":
+        """Open a workspace; with `learning` as the one process that learns in it, otherwise to label and to look.
+
+        `anew` begins a new journal where nothing is left of the old one.
+        """
         layout = Layout(path)
         _check_place(layout, create and learning)
         if not learning:
             settings, report = Settings.load(layout.settings), []
-            if not layout.journal.exists():
-                raise UserError(
-                    f"{layout.journal} is missing: start `learn` on the workspace, which restores it"
-                )
+            with reading(layout.journal):
+                pass  # refuses one that is missing, damaged or of a newer version
             if old_format(layout.journal) is not None:
                 with _take_lock(layout):
                     report = _upgrade(layout)
             return cls(layout, settings, None, report)
         with _take_lock(layout) as lock:
             settings = _own_settings(layout)
-            report = recover(layout) + _upgrade(layout) + settings.report_unknown(layout.settings)
+            report = recover(layout, anew) + _upgrade(layout) + settings.report_unknown(layout.settings)
             workspace = cls(layout, settings, lock, report)
-            workspace.remove_orphans()
+            workspace.report += put_in_order(layout, workspace.journal)
             workspace._lock = lock.pop_all()  # nothing failed: held until `close`
         return workspace
 
@@ -153,12 +158,6 @@ class Workspace:
         # The row first: a crash in between leaves a file that nobody needs, and no row without its file.
         self.files.remove(row.file for row in rows)
         return rows
-
-    def remove_orphans(self) -> int:
-        """Remove what crashes left: files without a row that needs them. Only for the process that learns."""
-        orphans = self.files.orphans(self.journal.image_files())
-        self.files.remove(orphans)
-        return len(orphans)
 
     # Bad files ----------------------------------------------------------------------------------------------------
 

@@ -121,6 +121,11 @@ class Journal(Queries):
             taken, self._spare_ids = self._spare_ids[:count], self._spare_ids[count:]
             return taken
 
+    def skip_ids(self, used: int) -> None:
+        """Never give this id, or one below: images of it are there that belong to no sample of this journal."""
+        with self.transaction() as db:
+            db.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'next_sample'", (used + 1,))
+
     def add_samples(self, samples: Iterable[NewSample]) -> list[int]:
         """Queue samples whose images are on disk; one whose source file is known already gives the known id.
 
@@ -236,7 +241,7 @@ class Journal(Queries):
             if seq is None:
                 raise UserError(refusal)
             ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
-            body = Body.from_json(text)
+            body = self._body(seq, text)
             wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
             known = self._known(wanted) if wanted else {}
             reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
@@ -267,8 +272,13 @@ class Journal(Queries):
         with self._lock:
             return super()._rows(query, parameters)
 
+    @property
+    def next_id(self) -> int:
+        """The first id that was never given, nor reserved."""
+        return int(self._rows("SELECT value FROM meta WHERE key = 'next_sample'")[0][0])
+
     def _next_ids(self, count: int) -> list[int]:
-        ((first,),) = self._rows("SELECT value FROM meta WHERE key = 'next_sample'")
+        first = self.next_id
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_sample'", (first + count,))
         return list(range(first, first + count))
 

@@ -19,6 +19,7 @@ class Layout:
         self.quarantine = self.path / "quarantine"
         self.exports = self.path / "exports"
         self.benchmarks = self.path / "benchmarks"
+        self.set_aside = self.path / "set-aside"
         self.lock = self.path / "lock"
         self.status = self.path / "status.json"
 
@@ -28,6 +29,11 @@ class Layout:
     def check_exists(self) -> None:
         if not self.is_workspace():
             raise UserError(f"no workspace at {self.path}: `learn --workspace {self.path}` makes one")
+
+    def has_life(self) -> bool:
+        """Whether something was learned or taken here, of which a journal must know."""
+        exported = self.exports.is_dir() and any(self.exports.glob("v*/"))
+        return bool(self.checkpoint_folders()) or exported or any(self.images.glob("*/*"))
 
     def strangers(self) -> list[str]:
         """Names there that are not ours; ours may be there alone if making the workspace was cut short."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 from edge_hpcr.workspace import records
-from edge_hpcr.workspace.database import as_user_errors, has_tables, is_old, open_read_only
+from edge_hpcr.workspace.database import as_user_errors, check_tables, is_old, open_read_only
 from edge_hpcr.workspace.records import ClassRow, ClassState, Counts, Event, SampleRow, SampleState
 
 SAMPLE_FIELDS = [field.name for field in fields(SampleRow)]
@@ -66,9 +67,21 @@ class Queries:
     def last_seq(self) -> int:
         return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
 
+    def fingerprint(self, seq: int) -> str | None:
+        """What tells an event from every other with its number, such as that of a copy which went its own way."""
+        rows = self._rows("SELECT seq, at, kind, body FROM events WHERE seq = ?", (seq,))
+        return sha256(repr(rows[0]).encode("utf-8", "surrogatepass")) if rows else None
+
     def events_after(self, seq: int, limit: int = 1000) -> list[Event]:
         rows = self._rows(f"{_EVENTS} LIMIT ?", (seq, limit))
-        return [Event.of_body(i, at, kind, records.Body.from_json(body)) for i, at, kind, body in rows]
+        return [Event.of_body(i, at, kind, self._body(i, body)) for i, at, kind, body in rows]
+
+    def _body(self, seq: int, text: str) -> records.Body:
+        try:
+            return records.Body.from_json(text)
+        except ValueError as error:
+            newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
+            raise UserError(f"journal {self.path}: event {seq} cannot be read ({error}): {newer}") from error
 
     def stored_events(self, after: int = 0) -> Iterator[tuple[int, float, str, str]]:
         """Every event as it is stored, its body unread; all of them need not fit into memory."""
@@ -107,9 +120,13 @@ class Queries:
             yield from page
             after = page[-1].id
 
-    def image_files(self) -> set[str]:
-        """The files that belong to a sample which still has its image."""
-        return {file for (file,) in self._rows("SELECT file FROM samples WHERE has_image = 1")}
+    def image_files(self) -> dict[str, str]:
+        """The files that belong to a sample which still has its image, each with its SHA-256."""
+        return dict(self._rows("SELECT file, digest FROM samples WHERE has_image = 1"))
+
+    def dropped_files(self) -> set[str]:
+        """The files of samples whose images were dropped."""
+        return {file for (file,) in self._rows("SELECT file FROM samples WHERE has_image = 0")}
 
     def known_source(self, digest: str) -> int | None:
         """The sample that came from a file with this SHA-256, so that a folder shown twice is recognised."""
@@ -145,7 +162,7 @@ class Queries:
         """Who acted last on each of these samples, as far as it was noted."""
         query = (
             "SELECT s.id, json_extract(e.body, '$.author') FROM samples s JOIN events e ON e.seq = s.labelled_seq"
-            f" WHERE s.id IN {IDS}"
+            f" WHERE s.id IN {IDS} AND json_valid(e.body)"
         )
         return {i: author for i, author in self._rows(query, (json.dumps([*ids]),)) if author}
 
@@ -175,9 +192,10 @@ class Queries:
     def counters(self) -> dict[str, int]:
         return dict(self._rows("SELECT name, value FROM counters ORDER BY name"))
 
-    def damage(self, most: int = 10) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
-        answers = [answer for (answer,) in self._rows(f"PRAGMA integrity_check({most:d})")]
+    def damage(self, most: int = 10, quick: bool = False) -> list[str]:
+        """What SQLite itself finds wrong with the file; `quick` leaves out the indices."""
+        check = "quick_check" if quick else "integrity_check"
+        answers = [answer for (answer,) in self._rows(f"PRAGMA {check}({most:d})")]
         return [] if answers == ["ok"] else answers
 
     def broken_references(self) -> list[str]:
@@ -198,8 +216,8 @@ def reading(path: Path) -> Iterator[Queries]:
     """One moment of a journal, of this format or an older one; nobody who writes it has to wait."""
     with closing(open_read_only(path)) as db, as_user_errors(path):
         db.execute("BEGIN")
-        if has_tables(db):
-            is_old(db, path)  # refuses one of a newer version
+        check_tables(db, path)
+        is_old(db, path)  # refuses one of a newer version
         yield Queries(db, path)
 
 

@@ -28,6 +28,8 @@ class ClassState(NamedTuple):
     merged_into: int | None
 
 
+_SAMPLE_STATES = ("queued", "labelled", "dismissed", "deleted")
+_CLASS_STATES = ("absent", "live", "deleted", "merged")
 QUEUED = SampleState("queued", None, False)
 DISMISSED = SampleState("dismissed", None, False)
 DELETED = SampleState("deleted", None, False)
@@ -52,13 +54,38 @@ class Body:
 
     @classmethod
     def from_json(cls, text: str) -> "Body":
-        fields = json.loads(text)
-        return cls(
-            [(i, SampleState(*before), SampleState(*after)) for i, before, after in fields["samples"]],
-            [(i, ClassState(*before), ClassState(*after)) for i, before, after in fields["classes"]],
-            fields.get("of"),
-            fields.get("lost", []),
-            fields.get("author"),
+        """An event as `to_json` wrote it; a ValueError for anything else, such as what a newer version writes."""
+        try:
+            fields = json.loads(text)
+            body = cls(
+                [(i, SampleState(*before), SampleState(*after)) for i, before, after in fields["samples"]],
+                [(i, ClassState(*before), ClassState(*after)) for i, before, after in fields["classes"]],
+                fields.get("of"),
+                fields.get("lost", []),
+                fields.get("author"),
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if not body._is_known():
+            raise ValueError("it says something that this version does not know")
+        return body
+
+    def _is_known(self) -> bool:
+        states = [state for _, *both in self.samples for state in both]
+        classes = [state for _, *both in self.classes for state in both]
+        numbers = [*(i for i, *_ in self.samples), *(i for i, *_ in self.classes), *self.lost]
+        links = [self.of, *(state.class_id for state in states), *(state.merged_into for state in classes)]
+        texts = [
+            *([] if self.author is None else [self.author]),
+            *(each.name for each in classes),
+            *(each.colour for each in classes if each.colour is not None),
+        ]
+        return (
+            all(state.state in _SAMPLE_STATES and state.held_out in (False, True) for state in states)
+            and all(each.state in _CLASS_STATES for each in classes)
+            and all(type(number) is int for number in numbers)
+            and all(link is None or type(link) is int for link in links)
+            and all(isinstance(text, str) for text in texts)
         )
 
 

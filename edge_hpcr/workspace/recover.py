@@ -3,7 +3,6 @@
 Nothing is thrown away: what was damaged is kept in `damaged-<time>`, and the report says what was lost.
 """
 
-import itertools
 import sqlite3
 import time
 from contextlib import closing
@@ -13,15 +12,15 @@ from typing import Any
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256
-from edge_hpcr.learner import checkpoint
 from edge_hpcr.workspace import database
 from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
 from edge_hpcr.workspace.journal import Journal, apply, note_action
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries
+from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries, reading
 from edge_hpcr.workspace.records import Body
 from edge_hpcr.workspace.sample_files import SampleFiles, decode, sample_id_of
+from edge_hpcr.workspace.set_aside import applied_by, bring_back, new_folder
 
 # A check reads the whole file, at some 200 MB/s. A larger journal is only checked by `verify`.
 QUICK_CHECK_BYTES = 64_000_000
@@ -29,13 +28,17 @@ QUICK_CHECK_BYTES = 64_000_000
 _ID_GAP = 1000
 
 
-def recover(layout: Layout) -> list[str]:
-    """Mend the journal if it is damaged or missing; returns sentences that say what happened, or none."""
+def recover(layout: Layout, anew: bool = False) -> list[str]:
+    """Mend the journal if it is damaged or missing; returns sentences that say what happened, or none.
+
+    Where nothing is left of the journal of a workspace that has learned, a new one is begun only with `anew`: its owner
+    may still have a copy.
+    """
     restored = layout.path / "journal.restored.sqlite"
     if restored.exists() and not layout.journal.exists():
         restored.rename(layout.journal)
         return ["a recovery of the journal that had been interrupted was finished"]
-    damage = _damage(layout)
+    damage = _damage(layout, anew)
     if damage is None:
         return []
     unfinished = layout.path / "journal.restoring.sqlite"
@@ -48,29 +51,42 @@ def recover(layout: Layout) -> list[str]:
     return [" ".join(sentence.split()) for sentence in report]  # SQLite's own words may be several lines
 
 
-def _damage(layout: Layout) -> str | None:
+def _damage(layout: Layout, anew: bool) -> str | None:
     backup_seq = _last_seq(layout.backup)
-    if not layout.journal.exists():
-        return None if backup_seq is None else "the file is missing"
+    empty = "the file is missing" if not layout.journal.exists() else None
     try:
-        with closing(open_read_only(layout.journal)) as db, as_user_errors(layout.journal):
-            if not database.has_tables(db):
-                used = (
-                    layout.backup.exists()
-                    or layout.checkpoint_folders()
-                    or any(SampleFiles(layout.images).names())
-                )
-                return "it holds no tables" if used else None
-            if layout.journal.stat().st_size <= QUICK_CHECK_BYTES:
-                (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
-                if answer != "ok":
-                    return str(answer)
+        if empty is None:
+            with reading(layout.journal) as journal:
+                if layout.journal.stat().st_size <= QUICK_CHECK_BYTES and (damage := journal.damage(1, True)):
+                    return damage[0]
+                last = journal.last_seq
+                if backup_seq is not None and backup_seq > last and _continues(layout.backup, journal):
+                    return f"it ends with event {last}, but its backup with event {backup_seq}"
     except JournalDamaged as error:
-        return str(error.__cause__)
-    last = _last_seq(layout.journal) or 0
-    if backup_seq is not None and backup_seq > last:
-        return f"it ends with event {last}, but its backup with event {backup_seq}"
-    return None
+        if error.what != database.EMPTY:
+            return error.what
+        empty = error.what
+    if empty is None:
+        return None
+    if backup_seq is None and not anew:
+        _refuse_new_life(layout, empty)
+    return empty if backup_seq is not None or layout.has_life() else None
+
+
+def _refuse_new_life(layout: Layout, empty: str) -> None:
+    images, learned = sum(1 for _ in SampleFiles(layout.images).names()), len(layout.checkpoint_folders())
+    if layout.has_life():
+        raise UserError(
+            f"{layout.path} has lost its journal ({empty}, and there is no backup that can be read), but has {images:,} "
+            f"images and {learned} checkpoints: put {layout.journal.name} or a copy of the workspace back, or begin anew "
+            f"with these images, unlabelled: `python -m edge_hpcr recover {layout.path}`"
+        )
+
+
+def _continues(path: Path, journal: Queries) -> bool:
+    """Whether a copy holds the same events as the journal, and more: else the two have gone different ways."""
+    with reading(path) as copy:
+        return copy.fingerprint(journal.last_seq) == journal.fingerprint(journal.last_seq)
 
 
 def _last_seq(path: Path) -> int | None:
@@ -78,12 +94,10 @@ def _last_seq(path: Path) -> int | None:
     if not path.exists():
         return None
     try:
-        with closing(open_read_only(path)) as db, as_user_errors(path):
-            if database.has_tables(db):
-                return Queries(db, path).last_seq
+        with reading(path) as journal:
+            return journal.last_seq
     except JournalDamaged:
-        pass  # the same as none
-    return None
+        return None
 
 
 def _restore(layout: Layout, place: Path) -> list[str]:
@@ -108,7 +122,9 @@ def _restore(layout: Layout, place: Path) -> list[str]:
         f"{start} with {begun} events; {salvaged.events} more were read from the damaged file",
         *upgraded,
     ]
-    if salvaged.lost == 0:
+    if begun + salvaged.events == 0:
+        report.append("all labels and classes were lost")
+    elif salvaged.lost == 0:
         report.append("no event was lost" if salvaged.certain else "as far as can be told, no event was lost")
     else:
         least = "" if salvaged.certain else "at least "
@@ -116,7 +132,9 @@ def _restore(layout: Layout, place: Path) -> list[str]:
         report.append(f"{after} were lost: labels or changes of classes")
     if queued:
         report.append(f"{queued} images whose entries were lost are in the queue again")
-    _forget_missing_images(place, files)
+    with closing(Journal(place)) as journal:
+        report += bring_back(layout, journal)
+        _forget_missing_images(journal, files)
     return report
 
 
@@ -148,51 +166,29 @@ def _open_damaged(path: Path) -> sqlite3.Connection | None:
         return None
 
 
-def _forget_missing_images(place: Path, files: SampleFiles) -> None:
+def _forget_missing_images(journal: Journal, files: SampleFiles) -> None:
     there = set(files.names())
-    with closing(Journal(place)) as journal:
-        missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
-        journal.drop_queued(missing)
-        journal.forget_images(missing)
+    missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
+    journal.drop_queued(missing)
+    journal.forget_images(missing)
 
 
 def _put_in_place(layout: Layout, restored: Path) -> list[str]:
-    kept = _new_folder(layout.path)
-    for part in _parts(layout.journal):
-        if part.exists():
+    report = []
+    if parts := [part for part in _parts(layout.journal) if part.exists()]:
+        kept = new_folder(layout.path / time.strftime("damaged-%Y%m%d-%H%M%S"))
+        for part in parts:
             part.rename(kept / part.name)
-    report = [f"what was damaged is kept in {kept}"]
+        report = [f"what was damaged is kept in {kept}"]
     # Not opened to read only: closing it removes the write-ahead log.
-    with closing(open_for_writing(restored)) as db:
-        last = Queries(db, restored).last_seq
-    for folder in layout.checkpoint_folders():
-        # Its knowledge includes events that are lost, and the numbers of those will be given again.
-        if applied_by(folder) > last:
-            folder.rename(kept / folder.name)
-            report.append(f"checkpoint {folder.name} knew of lost events, and is kept there as well")
+    open_for_writing(restored).close()
     restored.rename(layout.journal)
     flush_to_disk(layout.path)
     return report
 
 
-def applied_by(folder: Path) -> int:
-    """The last event that a checkpoint's learner had learned; 0 if the checkpoint cannot be read."""
-    try:
-        return int(checkpoint.facts(folder)["notes"]["applied"])
-    except (UserError, KeyError, TypeError, ValueError):
-        return 0
-
-
 def _newest_applied(layout: Layout) -> int:
-    return max((applied_by(folder) for folder in layout.checkpoint_folders()), default=0)
-
-
-def _new_folder(parent: Path) -> Path:
-    name = parent / time.strftime("damaged-%Y%m%d-%H%M%S")
-    numbered = (name.with_name(f"{name.name}-{number}") for number in itertools.count(1))
-    folder = next(each for each in itertools.chain([name], numbered) if not each.exists())
-    folder.mkdir()
-    return folder
+    return max((applied_by(folder)[0] for folder in layout.checkpoint_folders()), default=0)
 
 
 def _parts(database: Path) -> list[Path]:
@@ -214,9 +210,8 @@ def backup_journal(journal: Path, path: Path) -> None:
                 "PRAGMA journal_mode = DELETE"
             )  # one file, readable also where nothing can be written
             if temporary.stat().st_size <= QUICK_CHECK_BYTES:
-                (answer,) = copy.execute("PRAGMA quick_check(1)").fetchone()
-                if answer != "ok":
-                    raise JournalDamaged(f"journal {journal}: damaged ({answer}); its last backup was kept")
+                for damage in Queries(copy, path).damage(1, quick=True):
+                    raise JournalDamaged(journal, damage)
         flush_to_disk(temporary)
         temporary.replace(path)
         flush_to_disk(path.parent)
@@ -254,7 +249,7 @@ def _event(damaged: sqlite3.Connection, seq: int) -> tuple[float, str, str, Body
     try:
         row = damaged.execute("SELECT at, kind, body FROM events WHERE seq = ?", (seq,)).fetchone()
         return None if row is None else (*row, Body.from_json(row[2]))
-    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError):
+    except (sqlite3.DatabaseError, ValueError):
         return None  # not whole
 
 

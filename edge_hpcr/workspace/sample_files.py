@@ -3,7 +3,7 @@
     images/23/000123.png
 
 A file is flushed to disk before the journal gets its row. What a crash leaves in between belongs to no row, and is
-removed when the workspace is next opened for learning.
+removed when the workspace is next opened for learning (`set_aside.py`).
 """
 
 import os
@@ -124,7 +124,8 @@ class SampleFiles:
             return []
 
     def orphans(self, known: Collection[str]) -> list[str]:
-        return [name for name in self.names() if name not in known]
+        """The files there that are not among the known, without those that a file manager hides."""
+        return [name for name in self.names() if name not in known and "/." not in name]
 
 
 def sample_id_of(file: str) -> int | None:

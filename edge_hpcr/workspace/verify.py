@@ -18,6 +18,7 @@ from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import Queries, reading
 from edge_hpcr.workspace.records import Counts
 from edge_hpcr.workspace.sample_files import SampleFiles
+from edge_hpcr.workspace.set_aside import why_foreign
 from edge_hpcr.workspace.settings import Settings
 
 _SHOWN = 10  # of many problems of one kind
@@ -66,8 +67,11 @@ def verify_workspace(path: Path | str) -> list[Problem]:
             problems += _check_images(journal, layout)
             problems += _check_applied(journal, layout, applied)
     except JournalDamaged as error:
-        problems.append(Problem(f"damaged ({error.__cause__})", str(layout.journal), _RESTORE))
-    return problems + _check_exports(layout)
+        problems.append(Problem(f"damaged ({error.what})", str(layout.journal), _RESTORE))
+    except UserError as error:  # missing, or of a newer version
+        what, _, advice = str(error).removeprefix(f"journal {layout.journal}").lstrip(": ").rpartition(": ")
+        problems.append(Problem(what, str(layout.journal), advice))
+    return problems + _check_exports(layout) + _check_set_aside(layout)
 
 
 # The journal ------------------------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ def _check_images(journal: Queries, layout: Layout) -> list[Problem]:
     orphans = [name for name in files.orphans(known) if _is_old(layout.images / name)]
     if orphans:
         what = f"{len(orphans)} files belong to no sample, {orphans[0]} for one"
-        tidy = "nothing is wrong: `learn` removes them when it starts"
+        tidy = "nothing is wrong: `learn` removes a few when it starts, and sets aside many"
         problems.append(Problem(what, str(layout.images), tidy, serious=False))
     return _few(problems)
 
@@ -148,15 +152,15 @@ def _is_old(path: Path) -> bool:
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def _check_checkpoints(layout: Layout, settings: Settings) -> tuple[dict[str, int], list[Problem]]:
+def _check_checkpoints(layout: Layout, settings: Settings) -> tuple[dict[Path, int], list[Problem]]:
     """What each whole checkpoint has applied, and what is wrong with the others."""
-    applied: dict[str, int] = {}
+    applied: dict[Path, int] = {}
     problems = []
     remove = "remove the folder: the learner uses the newest whole one"
     for folder in layout.checkpoint_folders():
         try:
             arrays, facts = checkpoint.read(folder)
-            applied[folder.name] = int(facts["notes"]["applied"])
+            applied[folder] = int(facts["notes"]["applied"])
             memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
             held = memory.byte_breakdown()["total"]
         except (UserError, KeyError, TypeError, ValueError) as error:
@@ -169,14 +173,11 @@ def _check_checkpoints(layout: Layout, settings: Settings) -> tuple[dict[str, in
     return applied, problems
 
 
-def _check_applied(journal: Queries, layout: Layout, applied: dict[str, int]) -> list[Problem]:
-    last = journal.last_seq
-    remove = "remove the folder: it belongs to another journal"
+def _check_applied(journal: Queries, layout: Layout, applied: dict[Path, int]) -> list[Problem]:
     problems = []
-    for name, seq in applied.items():
-        if seq > last:
-            what = f"it has applied event {seq}, but the journal ends with {last}"
-            problems.append(Problem(what, str(layout.checkpoints / name), remove))
+    for folder in applied:
+        if why := why_foreign(folder, journal):
+            problems.append(Problem(f"it {why}", str(folder), "`learn` sets it aside when it starts"))
     # After a restart from the oldest checkpoint these would be learned again, from their images.
     oldest = min(applied.values(), default=0)
     needed = set()
@@ -201,14 +202,24 @@ def _check_exports(layout: Layout) -> list[Problem]:
     for manifest in sorted(layout.exports.rglob("manifest.json")):
         try:
             facts = json.loads(manifest.read_text(encoding="utf-8"))
-            model = manifest.parent / str(facts.get("file", "model.onnx"))
-            whole = "sha256" not in facts or sha256(model) == facts["sha256"]
-        except (OSError, ValueError, AttributeError) as error:
+            variants = [each for each in (facts.get("variants") or {}).values() if each and "sha256" in each]
+            for file in (facts, *variants):
+                model = manifest.parent / str(file.get("file", "model.onnx"))
+                if "sha256" in file and sha256(model) != file["sha256"]:
+                    problems.append(
+                        Problem("it is not the file that was exported", str(model), "export again")
+                    )
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             problems.append(Problem(f"cannot be read ({error})", str(manifest), "export again"))
-            continue
-        if not whole:
-            problems.append(Problem("it is not the file that was exported", str(model), "export again"))
     return problems
+
+
+def _check_set_aside(layout: Layout) -> list[Problem]:
+    if not layout.set_aside.is_dir():
+        return []
+    what = "images, checkpoints or a backup that the journal does not know are kept here"
+    advice = "put the journal back that they belong to, or remove the folder"
+    return [Problem(what, str(layout.set_aside), advice, serious=False)]
 
 
 def _few(problems: list[Problem]) -> list[Problem]:
