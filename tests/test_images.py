@@ -7,16 +7,20 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream import decode
 from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
+from edge_hpcr.stream.limited import Helper
 
 ORIENTATION = 0x0112
 LOSSLESS = [("PNG", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
@@ -441,3 +445,113 @@ def test_nothing_is_printed_about_odd_files(tmp_path, photo):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n")[:2] == ["(40, 64, 3)", "refused"]
     assert done.stderr == ""
+
+
+# Limits of time and memory ------------------------------------------------------------------------------------------
+
+
+def with_many_scans(side: int, scans: int) -> bytes:
+    """A progressive JPEG that says its last scan over and over: few bytes, and each goes over the whole picture."""
+    data = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + data[-2:]
+
+
+def with_chunks(data: bytes, count: int) -> bytes:
+    """A PNG with so many chunks that nobody knows."""
+    return data[:33] + (bytes(4) + b"voId" + zlib.crc32(b"voId").to_bytes(4, "big")) * count + data[33:]
+
+
+@pytest.fixture
+def helper(monkeypatch):
+    """A function that sets other limits for pictures that are not plain."""
+    made = []
+
+    def limit(**limits) -> Helper:
+        limits = {"cpu_seconds": decode.CPU_SECONDS, "memory_bytes": decode.MEMORY_BYTES, **limits}
+        made.append(Helper("from edge_hpcr.stream.decode import help_others; help_others()", **limits))
+        monkeypatch.setattr(decode, "_HELPER", made[-1])
+        return made[-1]
+
+    yield limit
+    for each in made:
+        each.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of processor time there")
+def test_a_small_jpeg_of_thousands_of_scans_is_a_bad_picture_and_the_next_one_is_decoded(helper, photo):
+    helper(cpu_seconds=1)
+    bomb = with_many_scans(3000, 3000)
+    assert len(bomb) < 1_000_000
+    for _ in range(2):
+        with pytest.raises(
+            BadImage, match=r"bomb\.jpg cannot be used as an image: decoding it takes more than 1 s"
+        ):
+            decode_image(bomb, "bomb.jpg")
+    np.testing.assert_array_equal(decode_image(encoded(photo, "BMP"), "good"), photo)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory there")
+def test_a_picture_that_takes_too_much_memory_is_a_bad_one(helper, photo):
+    helper(memory_bytes=300_000_000)
+    large = encoded(Image.new("RGBA", (6000, 6000)), "TIFF", compression="tiff_lzw")
+    with pytest.raises(BadImage, match="memory"):
+        decode_image(large, "large.tif")
+    np.testing.assert_array_equal(decode_image(encoded(photo, "BMP"), "good"), photo)
+
+
+@pytest.mark.parametrize(
+    ("data", "plain"),
+    [
+        (encoded(Image.new("RGB", (640, 480)), "JPEG"), True),
+        (encoded(Image.new("RGB", (640, 480)), "JPEG", progressive=True), True),
+        (encoded(Image.new("RGB", (640, 480)), "PNG"), True),
+        (
+            encoded(Image.new("RGB", (640, 480)), "WEBP"),
+            False,
+        ),  # its decoder makes room for what the header says
+        (encoded(Image.new("L", (5000, 4000)), "JPEG"), False),  # many pixels
+        (with_many_scans(640, 100), False),
+        (with_chunks(encoded(Image.new("RGB", (64, 48)), "PNG"), 2000), False),
+        (encoded(Image.new("RGB", (64, 48)), "JPEG")[:100], False),  # no header to judge by
+        (encoded(Image.new("RGB", (64, 48)), "PNG")[:20], False),
+        (b"\xff\xd8\xff" + b"\xff" * 100, False),
+    ],
+)
+def test_only_a_picture_whose_header_shows_that_it_is_cheap_is_decoded_without_limits(data, plain):
+    assert decode._is_plain(data) == plain
+
+
+def test_an_answer_of_the_helper_can_be_changed_like_every_picture(photo):
+    image = decode_image(encoded(photo, "BMP"), "picture")
+    image[:] = 7
+    assert image.min() == 7
+
+
+@pytest.mark.slow
+def test_the_helper_ends_with_the_process_that_asked_it_however_that_ends():
+    program = """
+import io, os, signal, sys
+from PIL import Image
+from edge_hpcr.stream import decode
+file = io.BytesIO()
+Image.new("RGB", (9, 9)).save(file, "BMP")
+decode.decode_image(file.getvalue(), "x")
+print(decode._HELPER._process.pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    for how in ("ends", "killed"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, how], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode == 0) == (how == "ends") and done.stderr == ""
+        deadline = time.monotonic() + 30
+        while (
+            psutil.pid_exists(int(done.stdout))
+            and psutil.Process(int(done.stdout)).status() != psutil.STATUS_ZOMBIE
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
