@@ -20,6 +20,7 @@ from export.publish.to_onnx import Exported, export_full
 
 pytestmark = pytest.mark.computes
 
+in_a_budget = pytest.mark.parametrize("name", ["slda", "ranpac"])
 every_one = pytest.mark.parametrize("name", ["ncm", "slda", "ranpac"])
 TAU = 0.09
 
@@ -72,19 +73,21 @@ def test_ncm_is_the_cosine_with_the_mean_direction_over_tau(taught, digits, plac
     np.testing.assert_allclose(scores(learner, tests), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("shrinkage", [1e-2, 0.3, 1.0])
+@pytest.mark.parametrize(("shrinkage", "budget"), [(1e-2, None), (0.3, None), (1.0, None), (0.3, 3_000)])
 def test_slda_is_scikit_learns_discriminant_analysis_of_all_samples_at_once(
-    taught, digits, places, shrinkage: float
+    taught, digits, places, shrinkage: float, budget: int | None
 ) -> None:
-    learner = taught("slda", places, method_options={"shrinkage": shrinkage})
-    known, labels = directions(learner, digits.train_images[places]), digits.train_labels[places]
+    memory = {} if budget is None else {"memory": MemoryConfig(bytes=budget)}
+    learner = taught("slda", places, method_options={"shrinkage": shrinkage}, **memory)
+    size = len(learner.method.scatter)  # of the features that the budget holds
+    known, labels = directions(learner, digits.train_images[places])[:, :size], digits.train_labels[places]
     classes = sorted(learner.class_ids)
     reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(known, labels)
     # scikit-learn's scale is that of Gaussian log-odds; ours is the mean variance times tau, sharper with more labels.
     variance = np.mean((known - reference.means_[np.searchsorted(classes, labels)]) ** 2)
     sharpness = variance * np.sqrt(10) / (TAU * slda.BEST_TEMPERATURE)
     tests = digits.test_images[:30]
-    likelihoods = reference.decision_function(directions(learner, tests)) - np.log(reference.priors_)
+    likelihoods = reference.decision_function(directions(learner, tests)[:, :size]) - np.log(reference.priors_)
     expected = likelihoods * sharpness
     found = scores(learner, tests, classes)
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
@@ -261,22 +264,35 @@ def test_ranpac_takes_as_many_random_features_as_the_budget_holds(taught, places
     assert len(taught("ranpac", [], method_options={}).method.gram) == ranpac.WITHOUT_BUDGET
 
 
-def test_ranpac_in_a_smaller_budget_is_what_it_would_have_been_from_the_start(taught, digits, places) -> None:
-    options = {"method_options": {}, "memory": MemoryConfig(bytes=100_000)}
-    learner = taught("ranpac", places[:30], **options)
-    learner.resize_memory(MemoryConfig(bytes=40_000))
-    taught("ranpac", places[30:], learner=learner)
-    expected = taught("ranpac", places, method_options={}, memory=MemoryConfig(bytes=40_000))
+def test_slda_takes_as_many_features_as_the_budget_holds(taught, places) -> None:
+    learner = taught("slda", places, memory=MemoryConfig(bytes=3_000))
+    size = len(learner.method.scatter)
+    assert 1 < size < learner.network.feature_size
+    assert 3_000 - 4 * (2 * size + 1) < learner.byte_breakdown()["total"] <= 3_000
+
+
+@in_a_budget
+def test_a_method_in_a_smaller_budget_is_what_it_would_have_been_from_the_start(
+    taught, digits, places, name: str
+) -> None:
+    larger, smaller = (
+        MemoryConfig(bytes=bytes) for bytes in {"slda": (4_000, 3_000), "ranpac": (100_000, 40_000)}[name]
+    )
+    learner = taught(name, places[:30], method_options={}, memory=larger)
+    learner.resize_memory(smaller)
+    taught(name, places[30:], learner=learner)
+    expected = taught(name, places, method_options={}, memory=smaller)
     assert learner.byte_breakdown() == expected.byte_breakdown()
     pictures = digits.test_images[:30]
     wanted = scores(expected, pictures)
     np.testing.assert_allclose(scores(learner, pictures), wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_a_budget_that_ranpacs_classes_outgrow_is_refused(taught, digits, places) -> None:
-    learner = taught("ranpac", places[:1], method_options={}, memory=MemoryConfig(bytes=300))
-    with pytest.raises(UserError, match=r"300 B is too small for ranpac with 4 classes.*raise the budget"):
-        taught("ranpac", places, 40, learner)
+@in_a_budget
+def test_a_budget_that_the_classes_outgrow_is_refused(taught, digits, places, name: str) -> None:
+    learner = taught(name, places[:1], method_options={}, memory=MemoryConfig(bytes=300))
+    with pytest.raises(UserError, match=rf"300 B is too small for {name} with 4 classes.*raise the budget"):
+        taught(name, places, 40, learner)
     assert learner.method.counts.tolist() == [1, 0, 0, 0]
 
 
@@ -308,9 +324,7 @@ def test_a_classifier_keeps_the_columns_that_are_asked_for(taught, digits, place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["slda", "ranpac"]
-)  # ncm classifies by proxies, as the methods of other tests do
+@in_a_budget  # ncm classifies by proxies, as the methods of other tests do
 def test_an_exported_model_answers_as_the_learner_also_when_republished_with_a_new_class(
     taught, digits, places, name: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner.methods.contract import Method, StepView
 from edge_hpcr.learner.network import Classifier, Network
 
@@ -60,6 +61,19 @@ class ClosedForm(Method):
         self.sums.index_add_(0, columns, directions, alpha=sign)
         self.sums[self.counts == 0] = 0  # not what rounding left of a class's last sample
         view.network.proxies.copy_(F.normalize(self.sums, dim=1))
+
+    def bytes_left(self, view: StepView) -> int | None:
+        """What the memory's byte budget leaves beside the class means for statistics of pairs of features; None: no budget."""
+        if view.held.budget is None:
+            return None
+        left = view.held.budget - self.counts.nbytes - self.sums.nbytes - 8
+        if left < 4:
+            classes, features = self.sums.shape
+            raise UserError(
+                f"a memory of {format_bytes(view.held.budget)} is too small for {self.name} with {classes} classes of "
+                f"{features:,} features: raise the budget"
+            )
+        return left
 
     def classifier(self, view: StepView, network: Network) -> nn.Module:
         if self._solved is None:

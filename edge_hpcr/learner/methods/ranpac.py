@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError, check_positive
-from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner.methods.closed_form import ClosedForm, without
 from edge_hpcr.learner.methods.contract import StepView
 from edge_hpcr.learner.network import Classifier, Network
@@ -76,17 +75,8 @@ class RanPAC(ClosedForm):
 
     def _affordable(self, view: StepView) -> int:
         """How many random features the budget holds beside the class means: 4 M^2 + 4 M C bytes."""
-        if view.held.budget is None:
-            return MOST
-        left = view.held.budget - self.counts.nbytes - self.sums.nbytes - 8
-        classes = len(self.counts)
-        size = int((math.sqrt(max(0, classes**2 + left)) - classes) / 2)
-        if size < 1:
-            raise UserError(
-                f"a memory of {format_bytes(view.held.budget)} is too small for ranpac with {classes} classes of "
-                f"{self.sums.shape[1]:,} features: raise the budget"
-            )
-        return size
+        left, classes = self.bytes_left(view), len(self.counts)
+        return MOST if left is None else max(1, int((math.sqrt(classes**2 + left) - classes) / 2))
 
     def _lift(self) -> None:
         self.lift = RandomFeatures(len(self.gram), self.sums.shape[1], self.sums.device)

@@ -2,6 +2,9 @@
 
 With few labels the covariance says little. It shrinks towards a sphere of the same mean variance, which counts as many
 samples as there are features; the publication's fixed 1e-4 is the option `shrinkage`. Both are of the mean variance.
+
+The covariance takes the square of the number of features. Where a byte budget cannot hold it, it is of the first features
+only, and the others are left out of the answer: a pre-trained backbone puts its last layer's first.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.methods.closed_form import ClosedForm
@@ -43,20 +47,30 @@ class SLDA(ClosedForm):
 
     def begin(self, view: StepView) -> None:
         super().begin(view)
-        size = view.network.feature_size
+        size = self._affordable(view)
         self.scatter = torch.zeros(size, size, device=view.device)
         self.samples = torch.zeros((), dtype=torch.int64, device=view.device)
 
+    def _affordable(self, view: StepView) -> int:
+        """Of how many features the budget holds the covariance beside the class means."""
+        left, features = self.bytes_left(view), self.sums.shape[1]
+        return features if left is None else min(features, math.isqrt(left // 4))
+
     def change(self, view: StepView, directions: Tensor, columns: Tensor, sign: int) -> None:
+        size = self._affordable(view)
+        if size < len(self.scatter):
+            self.scatter = self.scatter[:size, :size].clone()
+        size = len(self.scatter)
         if sign < 0:
             super().change(view, directions, columns, sign)
         # Deviations from the means of these samples, and of those means from the means of all others.
         here, rows = columns.unique(return_inverse=True)
         counts = torch.bincount(rows)[:, None]
-        means = torch.zeros_like(self.sums[here]).index_add_(0, rows, directions) / counts
+        sums, first = self.sums[here, :size], directions[:, :size]
+        means = torch.zeros_like(sums).index_add_(0, rows, first) / counts
         others = self.counts[here, None]
-        apart = (others * counts / (others + counts)).sqrt() * (self.sums[here] / others.clamp_min(1) - means)
-        deviations = torch.cat([directions - means[rows], apart])
+        apart = (others * counts / (others + counts)).sqrt() * (sums / others.clamp_min(1) - means)
+        deviations = torch.cat([first - means[rows], apart])
         self.scatter.addmm_(deviations.T, deviations, alpha=sign)
         self.samples += sign * len(columns)
         if sign > 0:
@@ -65,7 +79,7 @@ class SLDA(ClosedForm):
     def solve(self, network: Network) -> Classifier:
         """The log-likelihood of each class; cosines over `tau` while one label a class leaves no deviations."""
         counts, scatter, size = self.counts.cpu(), self.scatter.cpu().double(), len(self.scatter)
-        means = self.sums.cpu().double() / counts.clamp_min(1)[:, None]
+        means = self.sums[:, :size].cpu().double() / counts.clamp_min(1)[:, None]
         variance, share = scatter.trace() / size, self.config.shrinkage or size / (size + int(self.samples))
         shape = torch.eye(size, dtype=torch.float64)  # the covariance over its mean variance
         if variance > 0:
@@ -74,4 +88,5 @@ class SLDA(ClosedForm):
         sharpness = math.sqrt(labels) / (BEST_TEMPERATURE * network.tau)
         weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(shape)).T * sharpness
         bias = torch.where(counts > 0, -(weight * means).sum(1) / 2, NEVER)
+        weight = F.pad(weight, (0, self.sums.shape[1] - size))
         return Classifier(Unit(), weight.to(self.sums), bias.to(self.sums))
