@@ -87,7 +87,9 @@ def test_slda_is_scikit_learns_discriminant_analysis_of_all_samples_at_once(
     variance = np.mean((known - reference.means_[np.searchsorted(classes, labels)]) ** 2)
     sharpness = variance * np.sqrt(10) / (TAU * slda.BEST_TEMPERATURE)
     tests = digits.test_images[:30]
-    likelihoods = reference.decision_function(directions(learner, tests)[:, :size]) - np.log(reference.priors_)
+    likelihoods = reference.decision_function(directions(learner, tests)[:, :size]) - np.log(
+        reference.priors_
+    )
     expected = likelihoods * sharpness
     found = scores(learner, tests, classes)
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())

@@ -49,6 +49,10 @@ class Frozen:
         return self  # copies of a network differ in what is trainable only
 
 
+# Images in a pass on a processor, whose cache holds what they need: at 224 pixels an image among 50 takes 1.7 times as long.
+CPU_PORTION = 4
+
+
 class Trunk(Frozen):
     """From float RGB images in [0, 1], [N, 3, H, W], to latents [N, *latent_shape]."""
 
@@ -59,7 +63,10 @@ class Trunk(Frozen):
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        return self.on(images.device)(images)
+        module = self.on(images.device)
+        if images.device.type != "cpu" or len(images) <= CPU_PORTION:
+            return module(images)
+        return torch.cat([module(part) for part in images.split(CPU_PORTION)])
 
 
 class Backbone(nn.Module, ABC):
