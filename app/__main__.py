@@ -12,8 +12,9 @@ from typing import Annotated
 
 from typer import Option
 
-from app.security import ENVIRONMENT, Credentials, read_credentials, refuse_open_address
+from app.security import ENVIRONMENT, LOCAL, Credentials, read_credentials, refuse_open_address
 from edge_hpcr.commands.cli import examples, new_commands, run
+from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = f"""
 examples:
@@ -38,21 +39,41 @@ def app(
         str | None,
         Option(metavar="USER:FILE", help="ask for this user and the password in the file's first line"),
     ] = None,
+    sources_under: Annotated[
+        list[Path] | None,
+        Option(metavar="DIR", help=SOURCES_UNDER, show_default="anywhere"),
+    ] = None,
+    allow_private_sources: Annotated[
+        bool | None,
+        Option(
+            "--allow-private-sources/--no-private-sources",
+            help="cameras of this machine and its network by address",
+            show_default="only with --host 127.0.0.1",
+        ),
+    ] = None,
 ) -> int:
     """Teach a learner on a web page: show it something, name it, and it has learned it."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     credentials = read_credentials(auth)
     refuse_open_address(host, credentials)
-    return serve(workspace, host, port, credentials)
+    rules = source_rules(host, sources_under, allow_private_sources)
+    return serve(workspace, host, port, credentials, rules)
 
 
-def serve(workspace: Path, host: str, port: int, credentials: Credentials | None) -> int:
+def source_rules(host: str, under: list[Path] | None, private: bool | None) -> Rules:
+    """What a page may choose as its source. Who reaches it from elsewhere must not look around in this network by it."""
+    return Rules(checked_folders(under), host in LOCAL if private is None else private)
+
+
+def serve(
+    workspace: Path, host: str, port: int, credentials: Credentials | None, rules: Rules | None = None
+) -> int:
     print("Edge HPCR starts; the first time on a machine takes a little longer …", flush=True)
     gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the start
     from app import charts
     from app.server import Server  # PyTorch and Gradio take seconds, and --help needs neither
 
-    server = Server(workspace, host, port, credentials)
+    server = Server(workspace, host, port, credentials, rules)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

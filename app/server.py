@@ -19,6 +19,7 @@ import psutil
 
 from app.security import Credentials, Guard
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 7860,
         credentials: Credentials | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self._refuse_taken(host, port)
         self.temporary = _own_temporary_folder()
@@ -58,7 +60,7 @@ class Server:
         self.host, self.port, self._credentials = host, port, credentials
         self.workspace = Workspace.open(workspace)
         try:
-            self.studio = Studio(self.workspace)
+            self.studio = Studio(self.workspace, rules)
         except BaseException:
             self.workspace.close()
             raise
