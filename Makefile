@@ -11,18 +11,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check bench browser screenshots docs install install-dev install-device clean
+.PHONY: help run test quick check bench browser nginx screenshots docs install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: install ## set up, then open the app on http://127.0.0.1:7860 (its workspace: ./workspace)
+run: install ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
 	$(BIN)/python -m app
 
 # Two at a time, a file each, in the order of tests/conftest.py: much of a browser's test is waiting.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: check browser ## set up, check, then run every test
+test: check browser nginx ## set up, check, then run every test
 	$(PYTEST)
 	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes
@@ -55,6 +55,12 @@ browser: install-dev ## a Chromium for the tests, if there is none
 	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| $(BIN)/python -m playwright install chromium
+
+# Debian's package starts a server by itself; the test starts its own.
+nginx: ## an nginx for the test of the proxy lines in docs/app.md, which is skipped without one
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null && { systemctl disable --now nginx >/dev/null 2>&1 || true; }; } \
+	|| echo "No nginx here: the test of the proxy lines will be skipped."
 
 install: $(INSTALLED) ## create .venv with what running needs
 install-dev: $(INSTALLED_DEV) ## the same with what testing needs

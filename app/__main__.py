@@ -8,20 +8,22 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
-from app.security import ENVIRONMENT, LOCAL, Credentials, read_credentials, refuse_open_address
+from app.security import ENVIRONMENT, check_proxy, read_credentials, refuse_open_address
+from app.tls import AUTO
 from edge_hpcr.commands.cli import examples, new_commands, run
-from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
+from edge_hpcr.common.errors import UserError
 
 EXAMPLES = f"""
 examples:
   python -m app                                       the workspace ./workspace, on http://127.0.0.1:7860
   python -m app --workspace parts --port 8000
-  python -m app --workspace parts --host 0.0.0.0 --auth anna:password.txt     for other machines, too
+  python -m app --workspace parts --host 0.0.0.0 --auth anna:password.txt --tls auto     for other machines, too
 
+The printed link holds a token, which other users of this machine have not got; once opened, the browser remembers it.
 The password is the first line of the file; or set {ENVIRONMENT}=user:password. Closing the browser stops nothing;
 Ctrl-C saves and ends, and the same command continues where it was. /healthz answers 200 once the page is ready.
 """
@@ -39,41 +41,43 @@ def app(
         str | None,
         Option(metavar="USER:FILE", help="ask for this user and the password in the file's first line"),
     ] = None,
-    sources_under: Annotated[
-        list[Path] | None,
-        Option(metavar="DIR", help=SOURCES_UNDER, show_default="anywhere"),
+    no_token: Annotated[
+        bool, Option("--no-token", help="let in all users of this machine, not only who has the printed link")
+    ] = False,
+    tls: Annotated[
+        str | None,
+        Option(metavar="auto|FILE", help="https, with the certificate in the file or one of its own"),
     ] = None,
-    allow_private_sources: Annotated[
-        bool | None,
+    tls_key: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="the certificate's key", show_default="in the same file"),
+    ] = None,
+    trusted_proxy: Annotated[
+        str | None,
         Option(
-            "--allow-private-sources/--no-private-sources",
-            help="cameras of this machine and its network by address",
-            show_default="only with --host 127.0.0.1",
+            metavar="ADDRESS", help="believe this proxy's X-Forwarded-For and -Proto", show_default="none"
         ),
     ] = None,
 ) -> int:
     """Teach a learner on a web page: show it something, name it, and it has learned it."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     credentials = read_credentials(auth)
-    refuse_open_address(host, credentials)
-    rules = source_rules(host, sources_under, allow_private_sources)
-    return serve(workspace, host, port, credentials, rules)
+    refuse_open_address(host, trusted_proxy, credentials)
+    if trusted_proxy:
+        check_proxy(trusted_proxy)
+    if tls_key and tls in (None, AUTO):
+        raise UserError("--tls-key: name its certificate too, with --tls FILE")
+    options = {"token": not no_token, "trusted_proxy": trusted_proxy, "tls": tls, "tls_key": tls_key}
+    return serve(workspace, host, port, credentials, **options)
 
 
-def source_rules(host: str, under: list[Path] | None, private: bool | None) -> Rules:
-    """What a page may choose as its source. Who reaches it from elsewhere must not look around in this network by it."""
-    return Rules(checked_folders(under), host in LOCAL if private is None else private)
-
-
-def serve(
-    workspace: Path, host: str, port: int, credentials: Credentials | None, rules: Rules | None = None
-) -> int:
+def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
     print("Edge HPCR starts; the first time on a machine takes a little longer …", flush=True)
     gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the start
     from app import charts
     from app.server import Server  # PyTorch and Gradio take seconds, and --help needs neither
 
-    server = Server(workspace, host, port, credentials, rules)
+    server = Server(workspace, *arguments, **options)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -84,7 +88,9 @@ def serve(
         gc.freeze()
         gc.enable()
         charts.prepare()
-        print(f"Open {address} in a browser. Ctrl-C saves and ends.", flush=True)
+        if server.certificate:
+            print(f"Its certificate's SHA-256 is {server.certificate.fingerprint()}")
+        print(f"Open {address}{server.ticket} in a browser. Ctrl-C saves and ends.", flush=True)
         while not stopping.wait(1.0):
             pass
         print("saving …", flush=True)

@@ -1,37 +1,55 @@
 """Who may ask this server for anything: the guard that stands before every route, ours and Gradio's.
 
 Other sites that a person has open must not reach the learner through their browser, by a form, a script, an image or a
-name that suddenly points here. Beyond this machine a password is asked for, of every request.
+name that suddenly points here. Other users of this machine need the token that is printed at the start; whoever comes
+from another machine needs a password.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
+import ipaddress
 import os
-import time
-from collections import OrderedDict
+import re
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.guesses import Guesses, TooManyGuesses
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import disk_errors
+from edge_hpcr.workspace.records import AUTHOR
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 ENVIRONMENT = "EDGE_HPCR_AUTH"
 # Neither says more than that the page is ready. Gradio asks itself for the second when it starts, without a password.
 OPEN_PATHS = frozenset({"/healthz", "/gradio_api/startup-events"})
-UPLOADS, MOST_UPLOADED = "/gradio_api/upload", 200_000_000  # bytes that Gradio may keep at once
 SHORTEST_PASSWORD = 8
-MOST_FAILURES, FAILURE_SECONDS = 5, 60.0
-CLIENTS_REMEMBERED = 10_000
+COOKIE_SECONDS = 365 * 86_400
+HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+# Gradio's page begins with inline scripts that differ each time, its components have inline styles, and its HTML
+# component makes a function out of a template: 'unsafe-eval' cannot go as long as a tab has one.
+PAGE_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data: blob:; media-src 'self' blob:; font-src 'self' data:; worker-src 'self' blob:;"
+    " object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+# Everything else is no page: a file that somebody uploaded must not act as one.
+OTHER_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NO_TOKEN = """\
+<!doctype html><html lang="en"><meta charset="utf-8"><title>Edge HPCR</title>
+<p>Please open the link that <code>python -m app</code> printed when it started: it ends with <code>?token=…</code>, and the
+token is also in the file <code>token</code> of the workspace. <a href="/">I have opened it in this browser before</a></p>
+"""
 
 
 class Credentials(NamedTuple):
@@ -64,95 +82,148 @@ def _checked(credentials: Credentials, what: str) -> Credentials:
     return credentials
 
 
-def refuse_open_address(host: str, credentials: Credentials | None) -> None:
-    if host not in LOCAL and credentials is None:
+def refuse_open_address(host: str, proxy: str | None, credentials: Credentials | None) -> None:
+    opened = f"--host {host}" if host not in LOCAL else f"--trusted-proxy {proxy}" if proxy else None
+    if opened and credentials is None:
         raise UserError(
-            f"--host {host} lets other machines in: that needs a password, by --auth user:file or {ENVIRONMENT}=user:password"
+            f"{opened} lets other machines in: that needs a password, by --auth user:file or {ENVIRONMENT}=user:password"
         )
+
+
+def check_proxy(address: str) -> None:
+    try:
+        ipaddress.ip_network(address)
+    except ValueError as error:
+        raise UserError(
+            f"--trusted-proxy {address}: write its address, like 127.0.0.1 or 10.0.0.0/24"
+        ) from error
+
+
+def own_token(path: Path) -> str:
+    """The token in this file, which is made if there is none; only its owner may read it.
+
+    It is kept, with the workspace: open pages and bookmarks outlive a restart, and whoever may read the workspace's
+    files owns the learner without a token.
+    """
+    with disk_errors(f"the page's token {path}", "make the workspace writable"):
+        with suppress(FileNotFoundError):
+            path.chmod(0o600)
+            if re.fullmatch(r"[A-Za-z0-9_-]{32,100}", token := path.read_text("utf-8", "replace").strip()):
+                return token
+        path.unlink(missing_ok=True)
+        token = secrets.token_urlsafe(32)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+    return token
 
 
 class Guard:
-    """ASGI middleware."""
+    """ASGI middleware. With neither credentials nor a token, everybody on this machine is let in."""
 
-    def __init__(self, app: ASGIApp, credentials: Credentials | None, uploads: Path | None = None) -> None:
-        self.app = app
-        self._uploads = uploads
-        self._expected = (
-            None if credentials is None else _digest(f"{credentials.user}:{credentials.password}")
-        )
-        self._failures: OrderedDict[str, dict[bytes, float]] = OrderedDict()
+    def __init__(
+        self,
+        app: ASGIApp,
+        credentials: Credentials | None = None,
+        token: str | None = None,
+        port: int = 0,
+    ) -> None:
+        self.app, self._credentials, self._token = app, credentials, token
+        self._guesses = Guesses()
+        self._cookie_name = f"edge-hpcr-{port}"  # a browser sends a host's cookies to all of its ports
+        # Beside a password, it only says that this browser has given the right one before.
+        self._cookie = token or secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self.app(scope, receive, send)
-        else:
-            await refusal(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
+        cookies = cookie_parser(headers.get("cookie", ""))
+        known = _same(cookies.get(self._cookie_name, ""), self._cookie)
+        author: str | None = None
+        refusal = self._refused_site(scope, headers)
+        if refusal is None:
+            admitted = await self._admit(scope, headers, known)
+            if isinstance(admitted, str):
+                author = admitted
+            elif scope["path"] not in OPEN_PATHS:
+                refusal = admitted
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered = MutableHeaders(scope=message)
+                policy = PAGE_POLICY if scope["path"] == "/" else OTHER_POLICY
+                answered.update({**HEADERS, "Content-Security-Policy": policy})
+                if self._credentials is not None and author is not None and not known:
+                    answered.append("Set-Cookie", self._set_cookie(scope))
+            await send(message)
+
+        if refusal is None:
+            scope.setdefault("state", {})["author"] = author  # None: a stranger, at an open path
+            AUTHOR.set(author or "nobody")
+            # uvicorn has looked at those of a trusted proxy; Gradio would believe anybody's.
+            scope["headers"] = [each for each in scope["headers"] if not each[0].startswith(b"x-forwarded-")]
+        await (refusal or self.app)(scope, receive, send_with_headers)
+
+    def _refused_site(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
         # With a password any name will do: a page under a false name has not got it.
-        if self._expected is None and _host_name(host) not in LOCAL:
+        if self._credentials is None and _host_name(host) not in LOCAL:
             return PlainTextResponse("this name does not belong to this server\n", 400)
         if _from_elsewhere(scope, headers, host):
             return PlainTextResponse("requests from other sites are refused\n", 403)
-        if self._expected is not None and scope["path"] not in OPEN_PATHS:
-            refusal = self._unless_password(scope, headers)
-            if refusal is not None:
-                return refusal
-        if (
-            scope["path"].startswith(UPLOADS)
-            and self._uploads is not None
-            and _bytes_in(self._uploads) > MOST_UPLOADED
-        ):
-            return PlainTextResponse("too much was uploaded within the last hour: wait, or restart\n", 413)
         return None
 
-    def _unless_password(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
-        client = scope["client"][0] if scope.get("client") else "unknown"
-        now = time.monotonic()
-        failures = self._failures.get(client, {})
-        recent = {guess: at for guess, at in failures.items() if now - at < FAILURE_SECONDS}
-        if len(recent) >= MOST_FAILURES:
-            return PlainTextResponse("too many wrong passwords: wait a minute\n", 429, {"Retry-After": "60"})
-        given = headers.get("authorization")
-        if given is not None and self._is_right(given):
-            self._failures.pop(client, None)
-            return None
-        if given is not None:  # a browser's first request has none, and that is no guess
-            # The same one again, by a page that was left open, is no further guess either.
-            self._failures[client] = recent | {_digest(given): now}
-            self._failures.move_to_end(client)
-            while len(self._failures) > CLIENTS_REMEMBERED:
-                self._failures.popitem(last=False)
+    async def _admit(self, scope: Scope, headers: Headers, known: bool) -> str | Response:
+        """Who asks, or what to answer to somebody who may not."""
+        if self._credentials is not None:
+            return await self._by_password(self._credentials, scope, headers, known)
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if self._token is None or known or (kind.lower() == "bearer" and _same(given.strip(), self._token)):
+            return AUTHOR.get()
+        query = parse_qsl(scope["query_string"].decode("latin1"), keep_blank_values=True)
+        if not _same(dict(query).get("token", ""), self._token):
+            return HTMLResponse(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
+        rest = urlencode([each for each in query if each[0] != "token"])
+        # One slash: what follows two is a host.
+        clean = f"/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}"
+        return RedirectResponse(clean, 303, {"Set-Cookie": self._set_cookie(scope)})
+
+    async def _by_password(
+        self, expected: Credentials, scope: Scope, headers: Headers, known: bool
+    ) -> str | Response:
+        header = headers.get("authorization")
+        if header is not None:  # a browser's first request has none, and that is no guess
+            given = _read_basic(header)
+            right = _same(":".join(given), ":".join(expected))
+            address = scope["client"][0] if scope.get("client") else ""
+            try:
+                if (known and right) or await self._guesses.look_at(header, right, given.user, address):
+                    return expected.user
+            except TooManyGuesses:
+                return PlainTextResponse(
+                    "too many wrong passwords from there: wait a minute\n", 429, {"Retry-After": "60"}
+                )
         challenge = {"WWW-Authenticate": 'Basic realm="Edge HPCR", charset="UTF-8"'}
         return PlainTextResponse("a user's name and password are needed\n", 401, challenge)
 
-    def _is_right(self, header: str) -> bool:
-        kind, _, value = header.partition(" ")
-        try:
-            given = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            return False
-        expected = self._expected or b""
-        return kind.lower() == "basic" and hmac.compare_digest(hashlib.sha256(given).digest(), expected)
+    def _set_cookie(self, scope: Scope) -> str:
+        secure = "; Secure" if scope.get("scheme") in ("https", "wss") else ""
+        lasts = f"Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        return f"{self._cookie_name}={self._cookie}; {lasts}"
 
 
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):  # which passes over folders that vanish meanwhile
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += Path(parent, name).stat().st_size
-    return total
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+def _read_basic(header: str) -> Credentials:
+    kind, _, value = header.partition(" ")
+    with suppress(binascii.Error, ValueError):
+        if kind.lower() == "basic":
+            user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+            return Credentials(user, password)
+    return Credentials("", "")
 
 
 def _host_name(host: str) -> str:

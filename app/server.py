@@ -17,14 +17,14 @@ from typing import Any
 
 import psutil
 
-from app.security import Credentials, Guard
+from app.body_limit import LARGEST_UPLOAD, BodyLimit
+from app.security import Credentials, Guard, own_token
+from app.tls import AUTO, Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
 
-LARGEST_UPLOAD = "50mb"  # a picture to try a model on; imports have a route of their own
 TEMPORARY = "edge-hpcr-page-"  # and the process's number
 
 
@@ -37,8 +37,13 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 7860,
         credentials: Credentials | None = None,
-        rules: Rules | None = None,
+        *,
+        token: bool = True,
+        trusted_proxy: str | None = None,
+        tls: str | None = None,
+        tls_key: Path | None = None,
     ) -> None:
+        certificate = None if tls in (None, AUTO) else Certificate(Path(tls), tls_key or Path(tls)).check()
         self._refuse_taken(host, port)
         self.temporary = _own_temporary_folder()
         # Gradio asks itself whether it has started; a proxy would be another host.
@@ -51,6 +56,8 @@ class Server:
             GRADIO_ANALYTICS_ENABLED="False",
             HF_HUB_DISABLE_TELEMETRY="1",
             GRADIO_SSR_MODE="False",
+            # uvicorn would believe whatever anybody on this machine says about where he is.
+            FORWARDED_ALLOW_IPS=trusted_proxy or "",
         )
         with _no_stubs_from_gradio():
             import gradio  # noqa: F401
@@ -60,7 +67,10 @@ class Server:
         self.host, self.port, self._credentials = host, port, credentials
         self.workspace = Workspace.open(workspace)
         try:
-            self.studio = Studio(self.workspace, rules)
+            layout = self.workspace.layout
+            self.token = own_token(layout.token) if token and credentials is None else None
+            self.certificate = own_certificate(layout.certificate, host) if tls == AUTO else certificate
+            self.studio = Studio(self.workspace)
         except BaseException:
             self.workspace.close()
             raise
@@ -102,6 +112,9 @@ class Server:
             mcp_server=False,
             pwa=False,
             ssr_mode=False,
+            ssl_certfile=str(self.certificate.file) if self.certificate else None,
+            ssl_keyfile=str(self.certificate.key) if self.certificate else None,
+            ssl_verify=False,  # when Gradio asks itself whether it has started
             max_file_size=LARGEST_UPLOAD,
             blocked_paths=[str(self.workspace.path.resolve())],
             theme=page.theme(),
@@ -110,11 +123,20 @@ class Server:
                 "openapi_url": None,
                 "docs_url": None,
                 "redoc_url": None,
-                "middleware": [Middleware(Guard, credentials=self._credentials, uploads=self.temporary)],
+                "middleware": [
+                    Middleware(Guard, self._credentials, self.token, self.port),
+                    Middleware(BodyLimit, self.temporary),
+                ],
                 "routes": routes(self.studio),
             },
         )
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+
+    @property
+    def ticket(self) -> str:
+        """What to put behind the address for the first visit with a browser."""
+        return f"?token={self.token}" if self.token else ""
 
     def stop(self) -> None:
         """Save and end; nothing that was acknowledged depends on it."""

@@ -42,6 +42,17 @@ class App:
         self.workspace, self.process, self.port, self.log = workspace, process, port, log
         self.address = f"http://127.0.0.1:{port}"
 
+    @property
+    def token(self) -> str | None:
+        """What lets in, unless a password does."""
+        file = self.workspace / "token"
+        return file.read_text() if file.exists() else None
+
+    @property
+    def link(self) -> str:
+        """As it is printed."""
+        return f"{self.address}/?token={self.token}" if self.token else f"{self.address}/"
+
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -88,7 +99,7 @@ class OwnServer:
     def stop(self) -> None:
         self.server.stop()
 
-    look = App.look
+    look, token, link = App.look, App.token, App.link
 
 
 @contextmanager
@@ -141,7 +152,7 @@ def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **opti
     context = browser.new_context(viewport={"width": 1200, "height": 850}, **options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    page.goto(app.address)
+    page.goto(app.link)
     expect(page.locator("#strip")).to_contain_text("labels")
     go_to(page, tab)
     return page

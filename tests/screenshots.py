@@ -39,6 +39,7 @@ def photograph(workspace: Path, out: Path) -> None:
         for screen, size in SCREENS.items():
             for theme in ("light", "dark"):
                 page = browser.new_page(viewport=size)
+                page.goto(app.link)
                 page.goto(f"{app.address}/?__theme={theme}")
                 expect(page.locator("#strip")).to_contain_text("labels")
                 for tab in TABS:

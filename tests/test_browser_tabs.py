@@ -363,7 +363,7 @@ def test_missing_data_are_explained_with_the_command(shared_app, browser, monkey
 
 def test_no_tab_is_wider_than_a_phone(shared_app, browser):
     page = browser.new_page(viewport={"width": 380, "height": 800})
-    page.goto(shared_app.address)
+    page.goto(shared_app.link)
     expect(page.locator("#strip")).to_contain_text("labels")
     for tab in ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings"):
         go_to(page, tab)

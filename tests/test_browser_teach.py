@@ -44,7 +44,10 @@ def shared_app(tmp_path_factory):
 
 
 def state_of(app: App | OwnServer) -> dict:
-    with urllib.request.urlopen(f"{app.address}/edge/state", timeout=30) as answer:
+    request = urllib.request.Request(
+        f"{app.address}/edge/state", headers={"Authorization": f"Bearer {app.token}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
 
@@ -119,7 +122,7 @@ def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, fil
             "navigator.mediaDevices.getUserMedia = async (wish) => (window.cameraOfTheTest = await given(wish));"
         )
         page = context.new_page()
-        page.goto(app.address)
+        page.goto(app.link)
         page.click("#source-browser")
         expect(page.locator("#source-state")).to_contain_text("browser camera: live", timeout=40_000)
         make_class(page, "temple")

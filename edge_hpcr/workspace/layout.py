@@ -22,6 +22,8 @@ class Layout:
         self.set_aside = self.path / "set-aside"
         self.lock = self.path / "lock"
         self.status = self.path / "status.json"
+        self.token = self.path / "token"  # opens the app's page
+        self.certificate = self.path / "tls.pem"  # with its key, of `--tls auto`
 
     def is_workspace(self) -> bool:
         return any(part.exists() for part in (self.settings, self.journal, self.backup))
