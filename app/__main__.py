@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from app.security import ENVIRONMENT, check_proxy, read_credentials, refuse_open_address
+from app.security import ENVIRONMENT, LOCAL, check_proxy, read_credentials, refuse_open_address
 from app.tls import AUTO
 from edge_hpcr.commands.cli import examples, new_commands, run
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = f"""
 examples:
@@ -58,6 +59,18 @@ def app(
             metavar="ADDRESS", help="believe this proxy's X-Forwarded-For and -Proto", show_default="none"
         ),
     ] = None,
+    sources_under: Annotated[
+        list[Path] | None,
+        Option(metavar="DIR", help=SOURCES_UNDER, show_default="anywhere"),
+    ] = None,
+    allow_private_sources: Annotated[
+        bool | None,
+        Option(
+            "--allow-private-sources/--no-private-sources",
+            help="cameras of this machine and its network by address",
+            show_default="only when the page is for this machine alone",
+        ),
+    ] = None,
 ) -> int:
     """Teach a learner on a web page: show it something, name it, and it has learned it."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -67,8 +80,15 @@ def app(
         check_proxy(trusted_proxy)
     if tls_key and tls in (None, AUTO):
         raise UserError("--tls-key: name its certificate too, with --tls FILE")
+    alone = host in LOCAL and trusted_proxy is None
+    rules = source_rules(alone, sources_under, allow_private_sources)
     options = {"token": not no_token, "trusted_proxy": trusted_proxy, "tls": tls, "tls_key": tls_key}
-    return serve(workspace, host, port, credentials, **options)
+    return serve(workspace, host, port, credentials, rules=rules, **options)
+
+
+def source_rules(alone: bool, under: list[Path] | None, private: bool | None) -> Rules:
+    """What a page may choose as its source. Who reaches it from elsewhere must not look around in this network by it."""
+    return Rules(checked_folders(under), alone if private is None else private)
 
 
 def serve(workspace: Path, *arguments: Any, **options: Any) -> int:

@@ -24,7 +24,7 @@ from edge_hpcr.live import feeder
 from edge_hpcr.live.feeder import Seen
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.stream import DEMONSTRATION, Frame, Stream, open_stream
+from edge_hpcr.stream import DEMONSTRATION, Frame, Rules, Stream, open_stream
 from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
@@ -60,8 +60,9 @@ class Shown:
 class Feeder(feeder.Feeder):
     """Feeds sources in a thread of its own; any thread may ask for frames, hold one, or choose another source."""
 
-    def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
+    def __init__(self, workspace: Workspace, live: LiveLearner, rules: Rules | None = None) -> None:
         super().__init__(workspace, live)
+        self._rules = rules
         self.problem: str | None = None  # with the source, for the page
         self.spec = ""
         self._brings_labels = False
@@ -142,7 +143,8 @@ class Feeder(feeder.Feeder):
             return BrowserCamera()
         # Slow enough to find the key; what brings its own labels may hurry.
         slow = labels == "none" and (spec == "digits" or _is_folder(spec))
-        return open_stream(spec, labels, self.workspace.quarantine, STILLS_PER_SECOND if slow else None)
+        pace = STILLS_PER_SECOND if slow else None
+        return open_stream(spec, labels, self.workspace.quarantine, pace, self._rules)
 
     def newest(self) -> Shown | None:
         """What the pages show."""

@@ -21,6 +21,7 @@ from app.body_limit import LARGEST_UPLOAD, BodyLimit
 from app.security import Credentials, Guard, own_token
 from app.tls import AUTO, Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Server:
         trusted_proxy: str | None = None,
         tls: str | None = None,
         tls_key: Path | None = None,
+        rules: Rules | None = None,
     ) -> None:
         certificate = None if tls in (None, AUTO) else Certificate(Path(tls), tls_key or Path(tls)).check()
         self._refuse_taken(host, port)
@@ -70,7 +72,7 @@ class Server:
             layout = self.workspace.layout
             self.token = own_token(layout.token) if token and credentials is None else None
             self.certificate = own_certificate(layout.certificate, host) if tls == AUTO else certificate
-            self.studio = Studio(self.workspace)
+            self.studio = Studio(self.workspace, rules)
         except BaseException:
             self.workspace.close()
             raise

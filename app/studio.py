@@ -25,7 +25,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.teaching import Learned
-from edge_hpcr.stream import DEMONSTRATION
+from edge_hpcr.stream import DEMONSTRATION, Rules
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
@@ -73,14 +73,14 @@ class Done:
 
 
 class Studio:
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
         self.workspace = workspace
         self.journal = workspace.journal
         self.live = LiveLearner(workspace)
-        self.feeder = Feeder(workspace, self.live)
+        self.feeder = Feeder(workspace, self.live, rules)
         self.runs = BenchRuns(workspace.layout.benchmarks)
         self.models = Models(self.live, self.policy)
-        self.transfers = Transfers(workspace, self.live)
+        self.transfers = Transfers(workspace, self.live, rules)
         self.publisher: Publisher | None = None
         # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
         self._labelling = threading.RLock()

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.transfer import Exported, Imported, export_samples, import_samples
 
@@ -84,8 +85,9 @@ class Upload:
 class Transfers:
     """Any thread may call."""
 
-    def __init__(self, workspace: Workspace, live: LiveLearner) -> None:
+    def __init__(self, workspace: Workspace, live: LiveLearner, rules: Rules | None = None) -> None:
         self.workspace, self.live = workspace, live
+        self._rules = rules or Rules()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._job: Job | None = None
@@ -107,6 +109,7 @@ class Transfers:
     def import_folder(self, text: str) -> Job:
         """Take in a folder or a zip that lies on the server's machine."""
         path = _absolute(text)
+        self._rules.check_path(path)
         job = self._begin("import", str(path), "running")
         self._run(job, lambda: self._import(job, path, None))
         return job

@@ -8,9 +8,12 @@ import pytest
 from browser_parts import wait_for
 from workspace_parts import SMALL
 
+from app.__main__ import source_rules
 from app.feeder import FRAMES_KEPT, RECENTLY_HELD_KEPT, Feeder
+from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.stream import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 
@@ -131,6 +134,30 @@ def test_a_remembered_source_that_hangs_keeps_nobody_waiting_and_yields_to_one_t
     go_on.set()
     wait_for(lambda: late and late[0].state().phase == "closed", "the end of the late one")
     assert feeder.spec == "browser" and feeder.browser_camera is not None
+
+
+@pytest.mark.slow
+def test_a_page_chooses_and_imports_only_what_the_rules_allow(tmp_path):
+    pictures(tmp_path / "allowed" / "mug", 1)
+    pictures(tmp_path / "other" / "mug", 1)
+    with Workspace.open(tmp_path / "workspace") as workspace:
+        workspace.change_settings(**SMALL)
+        studio = Studio(workspace, Rules((tmp_path / "allowed",), private=False))
+        for call in (studio.use_source, studio.import_folder):
+            with pytest.raises(UserError, match=r"is not below .*allowed"):
+                call(str(tmp_path / "other"))
+        with pytest.raises(UserError, match="--allow-private-sources"):
+            studio.use_source("http://127.0.0.1:9/x")
+        studio.use_source(str(tmp_path / "allowed"))
+        assert studio.feeder.stream.name == workspace.settings.source == str(tmp_path / "allowed")
+        studio.feeder.leave()
+        studio.transfers.stop()
+
+
+def test_addresses_of_this_network_are_for_pages_on_this_machine_unless_it_is_said_otherwise(tmp_path):
+    assert source_rules(True, None, None) == Rules()
+    assert source_rules(False, [tmp_path], None) == Rules((tmp_path,), private=False)
+    assert source_rules(False, None, True).private and not source_rules(True, None, False).private
 
 
 @pytest.mark.parametrize("spec", ["x" * 300, "a\0b"])

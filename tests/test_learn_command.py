@@ -123,6 +123,11 @@ def _until(condition):
         (["--source", "nowhere"], "there is no source 'nowhere'"),
         (["--source", "digits", "--labels", "folder"], "labels"),
         (["--source", "digits", "--seconds", "-1"], "--seconds -1"),
+        (["--source", "/usr", "--sources-under", "/var"], "/usr is not below /var"),
+        (
+            ["--source", "digits", "--sources-under", "/nothing"],
+            "--sources-under /nothing: there is no such folder",
+        ),
         (["--source", "digits", "--budget", "lots"], "'lots' is not a size"),
         (["--source", "digits", "--set", "speed=1"], "unknown setting 'speed'"),
         (["--source", "digits", "--set", "idle_share=2"], "setting idle_share 2"),

@@ -3,6 +3,8 @@
 import base64
 import contextlib
 import http.server
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from process_parts import PIPE, started
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import shown_address
-from edge_hpcr.stream import open_stream
+from edge_hpcr.stream import open_stream, rules
 from edge_hpcr.stream.camera import SCHEMES, Patience, network_camera
 
 QUICK = Patience(stall_seconds=0.5, give_up_seconds=2.0, waits=(0.05,))
@@ -245,7 +247,7 @@ def test_a_wrong_address_is_refused_in_one_line_without_its_secrets(url):
 def test_a_camera_that_does_not_exist_reconnects_quietly_and_the_process_ends_well():
     program = """
 import sys, time
-from edge_hpcr.stream import open_stream
+from edge_hpcr.stream import open_stream, rules
 for spec in ("97", "http://admin:s3cret@127.0.0.1:9/x"):
     stream = open_stream(spec)
     deadline = time.monotonic() + 30
@@ -268,7 +270,7 @@ for spec in ("97", "http://admin:s3cret@127.0.0.1:9/x"):
 def test_a_process_that_forgets_to_close_its_camera_ends_well(server, mood):
     program = """
 import sys
-from edge_hpcr.stream import open_stream
+from edge_hpcr.stream import open_stream, rules
 stream = open_stream(sys.argv[1])
 assert stream.read(30) is not None
 print("live", flush=True)
@@ -279,3 +281,99 @@ sys.stdin.readline()
         server.mood = mood
         child.stdin.close()
         assert child.wait(60) == 0
+
+
+# Where an address may lead ------------------------------------------------------------------------------------------
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """Says `server.answer` to everybody: a text, or (with a colon in front) another address to go to."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        answer = self.server.answer
+        self.send_response(302 if answer.startswith(":") else 200)
+        if answer.startswith(":"):
+            self.send_header("Location", answer[1:])
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+
+@pytest.fixture
+def teller():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as serving:
+        serving.answer, serving.asked = "", []
+        serving.daemon_threads = True
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield serving
+        serving.shutdown()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "a secret, line by line\n" * 30,
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n/secret.mp4\n",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 26\n",
+    ],
+    ids=["text", "playlist", "session description"],
+)
+def test_an_address_that_answers_with_text_is_no_camera(teller, answer):
+    teller.answer = answer
+    with network_camera(f"http://127.0.0.1:{teller.server_port}/x", QUICK) as camera:
+        wait_for(lambda: camera.state().phase == "reconnecting")
+        assert camera.state().message.startswith("reconnecting: cannot open") and camera.state().frames == 0
+    assert set(teller.asked) == {"/x"}
+
+
+REDIRECTED = """
+import sys
+from edge_hpcr.stream.camera import Patience, network_camera
+from edge_hpcr.stream.captures import refuse_redirects
+if sys.argv[2] == "refused":
+    refuse_redirects()
+with network_camera(sys.argv[1], Patience(0.5, 2.0, (0.05,))) as camera:
+    print(camera.read(float(sys.argv[3])) is not None)
+"""
+
+
+@pytest.mark.slow
+def test_a_redirection_is_followed_only_where_every_address_is_allowed(teller, server):
+    teller.answer = f":{server.url}"
+    for rule, seconds, seen in (("followed", 30, "True\n"), ("refused", 1, "False\n")):
+        address = f"http://127.0.0.1:{teller.server_port}/x"
+        done = subprocess.run(
+            [sys.executable, "-c", REDIRECTED, address, rule, str(seconds)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == (seen, "")
+    assert len(teller.asked) >= 2
+
+
+def test_an_rtsp_camera_is_spoken_to():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+        with network_camera(f"rtsp://127.0.0.1:{listening.getsockname()[1]}/live", QUICK):
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(30)
+                assert connection.recv(100).startswith(b"OPTIONS rtsp://127.0.0.1:")
+
+
+def test_a_name_that_leads_elsewhere_later_is_refused_when_it_is_opened_again(server, monkeypatch):
+    """The name is looked up for every opening: at first it may have been a public one."""
+    addresses = iter(["8.8.8.8"])
+
+    def look_up(*_, **__):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(addresses, "127.0.0.1"), 0))]
+
+    monkeypatch.setattr(rules.socket, "getaddrinfo", look_up)
+    options = "OPENCV_FFMPEG_CAPTURE_OPTIONS"  # which such a camera changes for the whole process
+    monkeypatch.setenv(options, os.environ[options])
+    with network_camera(server.url, QUICK, rules.Rules(private=False)) as camera:
+        wait_for(lambda: camera.state().phase == "reconnecting")
+        assert "is an address of this machine or its network" in camera.state().message
+    assert server.connections == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream import EndOfStream, Rules, open_stream
 from edge_hpcr.stream.camera import Camera
 from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
@@ -78,6 +78,80 @@ def test_what_makes_no_sense_is_refused(spec, options, complaint, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=complaint):
         open_stream(spec, **options)
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(tmp_path, video):
+    """A folder that is allowed, with a link out of it, and one that is not."""
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    (allowed / "photos").mkdir(parents=True)
+    other.mkdir()
+    (allowed / "link").symlink_to(other)
+    (allowed / "film.avi").write_bytes(video.read_bytes())
+    return allowed
+
+
+@pytest.mark.parametrize("spec", ["{}", "{}/photos", "watch:{}/photos", "{}/film.avi", "{}/photos/../photos"])
+def test_a_source_below_an_allowed_folder_is_opened(places, spec):
+    open_stream(spec.format(places), rules=Rules((places.parent / "none", places))).close()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "{}/../other",
+        "watch:{}/../other",
+        "{}/link",
+        "watch:{}/link",
+        "{}/../film.avi",
+        "{}/../nothing",
+        "/etc/passwd",
+    ],
+)
+def test_a_source_elsewhere_is_refused_whether_or_not_it_exists(places, spec):
+    with pytest.raises(
+        UserError, match=r"is not below .*allowed: other places are not allowed as a source here"
+    ):
+        open_stream(spec.format(places), rules=Rules((places,)))
+
+
+def test_what_is_no_file_is_not_below_a_folder_and_yet_allowed(tmp_path):
+    for spec in ("digits", "workbench", "97"):
+        open_stream(spec, rules=Rules((tmp_path,))).close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "[::1]", "10.1.2.3", "192.168.0.7:8080", "172.16.5.5", "169.254.169.254"),
+        *(
+            "0.0.0.0",
+            "[::ffff:127.0.0.1]",
+            "127.1",
+            "2130706433",
+            "0x7f.1",
+            "[fe80::1]",
+            "100.64.0.1",
+            "224.0.0.1",
+        ),
+        *("8.8.8.8@127.0.0.1", "u:p@ss@127.0.0.1", "127.0.0.1/x@8.8.8.8"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["http", "rtsp"])
+def test_an_address_of_this_network_is_refused_where_only_public_ones_are_allowed(scheme, host):
+    with pytest.raises(UserError) as caught:
+        open_stream(f"{scheme}://{host}/x", rules=Rules(private=False))
+    message = str(caught.value)
+    assert "--allow-private-sources" in message and "\n" not in message and "p@ss" not in message
+
+
+def test_a_public_address_passes_and_a_private_one_where_it_is_allowed():
+    Rules(private=False).check_address("rtsp://user:secret@8.8.8.8:554/stream")
+    Rules(private=False).check_address("http://[2001:4860:4860::8888]/stream")
+    Rules().check_address("rtsp://192.168.0.7/stream")
 
 
 def shown(stream, count: int) -> list:

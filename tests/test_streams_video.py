@@ -13,6 +13,7 @@ import pytest
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream import EndOfStream, open_stream
+from edge_hpcr.stream.captures import open_ffmpeg
 from edge_hpcr.stream.video import Video
 
 FRAMES = 12
@@ -132,6 +133,35 @@ def test_a_file_that_is_no_video_is_refused_when_it_is_opened(tmp_path, contents
     path.write_bytes(contents)
     with pytest.raises(UserError, match=r"film\.avi: cannot be read as a video"):
         open_stream(str(path))
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"root:x:0:0:root:/root:/bin/bash\n" * 15,  # FFmpeg would draw it, letter by letter
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n",
+        b"ffconcat version 1.0\nfile '/etc/passwd'\n",
+        b"I'm free of any film, " * 30,  # its fifth letter begins the name of a part of MP4
+        b"Good, but no transport stream. " * 30,
+    ],
+)
+def test_a_text_is_no_video(tmp_path, contents):
+    path = tmp_path / "notes.mp4"
+    path.write_bytes(contents)
+    with pytest.raises(UserError, match="cannot be read as a video"):
+        open_stream(str(path))
+    # Nor does FFmpeg take it, if its beginning had deceived us.
+    assert not open_ffmpeg(str(path)).is_open()
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("a.mkv", "MJPG"), ("a.mov", "mp4v"), ("a.ts", "mp4v"), ("a.flv", "FLV1"), ("a.wmv", "WMV2")],
+)
+def test_the_usual_containers_are_read(tmp_path, name, code):
+    write_video(tmp_path / name, code)
+    with open_stream(str(tmp_path / name)) as stream:
+        assert stream.read(5).image.shape == (48, 64, 3)
 
 
 def test_a_missing_video_is_refused(tmp_path):

@@ -189,8 +189,9 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line():
 
 def test_a_bad_file_is_noted_and_a_small_one_copied_but_never_through_a_link(tmp_path):
     bad, large, odd = tmp_path / "bad.png", tmp_path / "large.png", tmp_path / "a\nb\udcff.png"
-    bad.write_bytes(b"no image")
-    odd.write_bytes(b"no image")
+    half = b"\xff\xd8\xff, and then no image"
+    bad.write_bytes(half)
+    odd.write_bytes(half)
     with large.open("wb") as file:
         file.truncate(5_000_001)
     link = tmp_path / "link.png"
@@ -206,15 +207,72 @@ def test_a_bad_file_is_noted_and_a_small_one_copied_but_never_through_a_link(tmp
     assert all(note["reason"] == "it is no image" and note["at"] > 1e9 for note in notes)
     copies = [note["copy"] for note in notes]
     assert copies == [copies[0], None, copies[0], None, None]
-    assert (folder / copies[0]).read_bytes() == b"no image"
+    assert (folder / copies[0]).read_bytes() == half
     assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        (b"root:x:0:0:root:/root:/bin/bash\n", False),
+        (b"BMW is a car", False),
+        (b"P6 is what we call it", False),
+        (b"RIFF1234WAVEfmt ", False),
+        (b"", False),
+        (b"\x89PNG\r\n\x1a\n cut", True),
+        (b"RIFF1234WEBPVP8 ", True),
+        (b"P6\n# a comment\n9 9 255\n", True),
+        (b"BM\x36\x10\x0e\0\0\0\0\0\x36", True),
+        (b"II*\0", True),
+    ],
+)
+def test_only_what_starts_like_a_picture_is_copied_into_the_quarantine(tmp_path, content, kept):
+    bad = tmp_path / "secret"
+    bad.write_bytes(content)
+    with Workspace.open(tmp_path / "w") as workspace:
+        workspace.quarantine(bad, "it is no image")
+        names = [path.name for path in workspace.layout.quarantine.iterdir()]
+    assert "quarantine.jsonl" in names and len(names) == 1 + kept
+
+
+def test_a_workspace_is_readable_for_its_user_alone(tmp_path):
+    program = """
+import os, sys, numpy as np
+from pathlib import Path
+from edge_hpcr.workspace.folder import Workspace
+os.umask(0o022)
+Path("bad.png").write_bytes(b"\\x89PNG")
+for place in ("new", "old"):
+    with Workspace.open(place) as workspace:
+        workspace.take(np.zeros((9, 9, 3), np.uint8), "test")
+        workspace.change_settings(source="rtsp://user:secret@camera/")
+        workspace.quarantine(Path("bad.png"), "a test")
+        for path in [workspace.path, *workspace.path.rglob("*")]:
+            if path.stat().st_mode & 0o077 and (place == "new" or path.name == "settings.json"):
+                print(oct(path.stat().st_mode), path)
+"""
+    old = tmp_path / "old"  # as the first edition made it
+    Workspace.open(old).close()
+    old.chmod(0o755)
+    (old / "settings.json").chmod(0o644)
+    (tmp_path / "new").mkdir(mode=0o755)  # by the user
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 def test_the_quarantine_is_bounded_too(tmp_path):
     with Workspace.open(tmp_path / "w") as workspace:
         for number in range(12):
             path = tmp_path / f"{number}.bin"
-            path.write_bytes(bytes([number]) * 4_900_000)
+            path.write_bytes(b"GIF89a" + bytes([number]) * 4_900_000)
             workspace.quarantine(path, "too many")
             path.unlink()
         held = sum(path.stat().st_size for path in workspace.layout.quarantine.iterdir())

@@ -9,6 +9,7 @@ from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import check_positive
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.stream import KINDS, LABELS
+from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = """
 examples:
@@ -46,6 +47,9 @@ def learn(
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="any other setting, kept")
     ] = None,
+    sources_under: Annotated[
+        list[Path] | None, Option(metavar="DIR", help=SOURCES_UNDER, show_default="anywhere")
+    ] = None,
     no_rehearsal: Annotated[
         bool,
         Option("--no-rehearsal", help="end with the last label, without further replay of what was learned"),
@@ -62,5 +66,12 @@ def learn(
     if size is not None:
         changes["image_size"] = size
     return session.learn(
-        workspace, source, labels=labels, fps=fps, seconds=seconds, changes=changes, rehearse=not no_rehearsal
+        workspace,
+        source,
+        labels=labels,
+        fps=fps,
+        seconds=seconds,
+        changes=changes,
+        rehearse=not no_rehearsal,
+        rules=Rules(checked_folders(sources_under)),
     )

@@ -15,7 +15,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import one_line
-from edge_hpcr.stream import Stream, open_stream
+from edge_hpcr.stream import Rules, Stream, open_stream
 from edge_hpcr.workspace.folder import Workspace
 
 STATUS_SECONDS = {True: 0.5, False: 10.0}  # on a terminal, and in a log
@@ -30,6 +30,7 @@ def learn(
     seconds: float | None = None,
     changes: Mapping[str, Any] | None = None,
     rehearse: bool = True,
+    rules: Rules | None = None,
 ) -> int:
     """Learn in a workspace from a source, with these changes of its settings; returns the exit code."""
     opened: list[Workspace] = []
@@ -43,7 +44,7 @@ def learn(
 
     with (
         # The source first: a wrong one must not leave a new workspace behind.
-        open_stream(source, labels, note_bad_file, fps) as stream,
+        open_stream(source, labels, note_bad_file, fps, rules) as stream,
         Workspace.open(path) as workspace,
     ):
         opened.append(workspace)

@@ -10,6 +10,7 @@ from edge_hpcr.stream.camera import SCHEMES, network_camera, usb_camera
 from edge_hpcr.stream.contract import LABELS, BadFile, EndOfStream, Frame, Stream, StreamState
 from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
+from edge_hpcr.stream.rules import Rules
 from edge_hpcr.stream.video import Video
 from edge_hpcr.stream.watched import WatchedFolder
 from edge_hpcr.stream.workbench import Workbench
@@ -22,6 +23,7 @@ __all__ = [
     "BadFile",
     "EndOfStream",
     "Frame",
+    "Rules",
     "Stream",
     "StreamState",
     "open_stream",
@@ -36,14 +38,19 @@ WATCH = "watch:"  # before a folder: go on with the files that arrive later
 
 
 def open_stream(
-    spec: str, labels: str = "none", on_bad_file: BadFile | None = None, fps: float | None = None
+    spec: str,
+    labels: str = "none",
+    on_bad_file: BadFile | None = None,
+    fps: float | None = None,
+    rules: Rules | None = None,
 ) -> Stream:
-    """The stream that `spec` names; a `UserError` says what is wrong with it.
+    """The stream that `spec` names; a `UserError` says what is wrong with it, or that `rules` forbid it.
 
     `labels="folders"` takes class names from sub-folders (the workbench and the digits have their own); `fps` is the
     pace of those two, a folder or a video.
     """
     one_of("labels", labels, LABELS)
+    rules = rules or Rules()
     if fps is not None and not (math.isfinite(fps) and 0 < fps <= 1000):
         raise UserError(f"fps must be above 0 and at most 1000, not {fps:g}")
     place = spec.removeprefix(WATCH)
@@ -55,13 +62,15 @@ def open_stream(
         if scheme:  # whose address may hold a password
             raise UserError("only a folder can be watched, and not an address")
         _refuse_pace(fps)
+        rules.check_path(path)
         return WatchedFolder(path, labels, on_bad_file)
     if spec == "digits":
         return Digits(labels, fps)
     if film := re.fullmatch(rf"{DEMONSTRATION}(?::(\d{{1,9}}))?", spec, re.ASCII):
         return Workbench(labels, fps, int(film[1]) if film[1] else None)
     if (spec.isascii() and spec.isdecimal()) or scheme:
-        return _camera(spec, scheme[1].lower() if scheme else None, labels, fps)
+        return _camera(spec, scheme[1].lower() if scheme else None, labels, fps, rules)
+    rules.check_path(path)  # before it is looked for: whether it exists is nobody's business then
     if _exists(path) and path.is_dir():
         return Folder(path, labels, on_bad_file, fps)
     if _exists(path):
@@ -70,14 +79,14 @@ def open_stream(
     raise UserError(f"there is no source {as_text(spec)!r}: give {KINDS}")
 
 
-def _camera(spec: str, scheme: str | None, labels: str, fps: float | None) -> Stream:
+def _camera(spec: str, scheme: str | None, labels: str, fps: float | None, rules: Rules) -> Stream:
     if scheme is not None and scheme not in SCHEMES:
         # The rest of the address may hold a password.
         raise UserError(f"unknown kind of source {scheme}://: give {KINDS}")
     _refuse_labels(labels)
     _refuse_pace(fps)
     if scheme is not None:
-        return network_camera(spec)
+        return network_camera(spec, rules=rules)
     if len(spec) > 4:
         raise UserError(f"there is no camera with the number {spec}: the first one is 0")
     return usb_camera(int(spec))

@@ -19,8 +19,16 @@ import cv2
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import shown_address
-from edge_hpcr.stream.captures import Capture, is_image, open_camera, open_ffmpeg, refuse_undecodable
+from edge_hpcr.stream.captures import (
+    Capture,
+    is_image,
+    open_camera,
+    open_ffmpeg,
+    refuse_redirects,
+    refuse_undecodable,
+)
 from edge_hpcr.stream.contract import LiveStream
+from edge_hpcr.stream.rules import Rules
 
 SCHEMES = ("rtsp", "rtsps", "http", "https")
 MISSES_IN_A_ROW = 5  # a single damaged frame is no reason to reopen; so many are
@@ -166,6 +174,8 @@ class Camera(LiveStream):
                 reason = self._read_frames(attempt, capture)
             finally:
                 capture.release()
+        except UserError as error:
+            reason = str(error)
         except cv2.error as error:
             # Its text may hold the address and thus a password.
             reason = f"OpenCV reports error {error.code}"
@@ -211,9 +221,9 @@ def usb_camera(index: int, patience: Patience | None = None) -> Camera:
     return Camera(f"camera {index}", lambda: open_camera(index), patience)
 
 
-def network_camera(url: str, patience: Patience | None = None) -> Camera:
+def network_camera(url: str, patience: Patience | None = None, rules: Rules | None = None) -> Camera:
     """A camera by its RTSP or motion-JPEG address; nothing secret in it is ever shown."""
-    patience = patience or Patience()
+    patience, rules = patience or Patience(), rules or Rules()
     name = shown_address(url, SCHEMES)
     if name is None:
         choices = ", ".join(f"{each}://" for each in SCHEMES)
@@ -222,4 +232,12 @@ def network_camera(url: str, patience: Patience | None = None) -> Camera:
             "(special characters in a password as %40 for @, %2F for /)"
         )
     refuse_undecodable(url, name)
-    return Camera(name, lambda: open_ffmpeg(url, patience.library_seconds), patience)
+    rules.check_address(url)
+    if not rules.private:
+        refuse_redirects()
+
+    def opened() -> Capture:
+        rules.check_address(url)  # each time: a name may lead elsewhere by now
+        return open_ffmpeg(url, patience.library_seconds)
+
+    return Camera(name, opened, patience)

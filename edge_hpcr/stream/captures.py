@@ -6,6 +6,7 @@ silence, and half a frame may pass as a whole one. Its users report crashes when
 """
 
 import os
+from pathlib import Path
 from typing import Any, Protocol
 
 import cv2
@@ -17,6 +18,17 @@ from edge_hpcr.stream.decode import BadImage, decode_image
 # What goes wrong with a camera is in its state. The libraries' own lines on stderr tear a status line apart, and may
 # hold an address with its password. FFmpeg reads this when the first capture is made; "-8" is its "quiet".
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+# A text opened as a video would become a picture of its letters, and a playlist would lead anywhere: FFmpeg takes only
+# containers of video and what cameras send. What a person has set comes first; over TCP is OpenCV's own default.
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg"
+_LIMITS = (
+    f"format_whitelist;{_CONTAINERS},rtsp,mpjpeg,mjpeg,jpeg_pipe"
+    "|protocol_whitelist;file,http,https,httpproxy,tcp,tls,udp,rtp,srtp,rtsp,rtsps"
+)
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+if _LIMITS not in os.environ.get(_OPTIONS, ""):
+    os.environ[_OPTIONS] = f"{os.environ.get(_OPTIONS) or 'rtsp_transport;tcp'}|{_LIMITS}"
+
 if "OPENCV_LOG_LEVEL" not in os.environ:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
@@ -69,6 +81,34 @@ def open_ffmpeg(place: str, timeout: float | None = None) -> OpenCVCapture:
         limit = int(timeout * 1000)
         options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
     return OpenCVCapture(cv2.VideoCapture(place, cv2.CAP_FFMPEG, options), packets=True)
+
+
+def refuse_redirects() -> None:
+    """Follow no redirection of an address from now on, in the whole process: FFmpeg cannot be told for one alone."""
+    if "max_redirects" not in os.environ[_OPTIONS]:
+        os.environ[_OPTIONS] += "|max_redirects;0"
+
+
+def starts_like_video(path: Path) -> bool:
+    """Whether the first bytes are those of a container that may be opened as a video."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(256)
+    except OSError:
+        return False
+    return (
+        head.startswith((b"\x1aE\xdf\xa3", b"FLV\x01", b"0&\xb2u\x8ef\xcf\x11", b"OggS\0", b"\0\0\1\xba"))
+        or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
+        # The length of the first part: no text begins with so small a byte.
+        or (
+            head[:1] < b"\x09"
+            and head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+        )
+        or (
+            head[:1] == b"G" and head[188:189] == b"G"
+        )  # MPEG transport streams, with and without time stamps
+        or (head[4:5] == b"G" and head[196:197] == b"G")
+    )
 
 
 def refuse_undecodable(place: str, shown: str) -> None:

@@ -7,6 +7,7 @@ and of an animation the first frame is taken.
 """
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -157,6 +158,22 @@ def _decode(data: bytes, name: str, max_pixels: int) -> np.ndarray:
         raise _bad(name, "there is not enough memory to decode it") from error
     except _DAMAGE as error:
         raise _bad(name, f"it is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def starts_like_picture(data: bytes) -> bool:
+    """Whether the first bytes are those of one of the formats.
+
+    >>> starts_like_picture(b"GIF89a"), starts_like_picture(b"BM is no picture")
+    (True, False)
+    """
+    return (
+        data.startswith(
+            (b"\xff\xd8\xff", b"\x89PNG", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+        )
+        or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+        or (data[:2] == b"BM" and data[6:10] == bytes(4))  # which are reserved
+        or re.match(rb"P[1-6]\s(?:\s|#[^\n]*\n)*\d+\s", data[:1000]) is not None
+    )
 
 
 def _bad(name: str, reason: str) -> BadImage:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import as_text
-from edge_hpcr.stream.captures import is_image, open_ffmpeg, refuse_undecodable
+from edge_hpcr.stream.captures import is_image, open_ffmpeg, refuse_undecodable, starts_like_video
 from edge_hpcr.stream.contract import FileStream, Frame
 
 # OpenCV says the same of a damaged frame and of the end; after so many in a row it is the end.
@@ -21,13 +21,16 @@ class Video(FileStream):
         refuse_undecodable(str(path), self.name)
         if not path.is_file():
             raise UserError(f"{self.name}: there is no such video file")
+        refusal = UserError(
+            f"{self.name}: cannot be read as a video: is it whole, readable, and MP4, MOV, MKV, WebM, AVI, MPEG, FLV, "
+            "WMV or Ogg? (A single image goes into a folder.)"
+        )
+        if not starts_like_video(path):
+            raise refusal
         # Absolute, so that a file called "http:x" is not taken for an address.
         self._capture = open_ffmpeg(str(path.absolute()))
         if not self._capture.is_open():
-            raise UserError(
-                f"{self.name}: cannot be read as a video: is it whole, of a kind that FFmpeg knows, and readable? "
-                "(A single image goes into a folder.)"
-            )
+            raise refusal
         self._expected = self._capture.expected_frames()
         self._reading = threading.Lock()
         self._damaged = 0  # in a row

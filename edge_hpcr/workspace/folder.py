@@ -2,7 +2,7 @@
 
 import json
 import logging
-import shutil
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, flush_to_disk, locked, sha256
 from edge_hpcr.learner import checkpoint
+from edge_hpcr.stream.decode import BadImage, read_bytes, starts_like_picture
 from edge_hpcr.workspace.database import old_format, upgrade_journal
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
@@ -62,6 +63,8 @@ class Workspace:
         `anew` begins a new journal where nothing is left of the old one.
         """
         layout = Layout(path)
+        # Settings may hold a camera's password: what this process writes from now on is for this user alone.
+        os.umask(os.umask(0o077) | 0o077)
         _check_place(layout, create and learning)
         if not learning:
             settings, report = Settings.load(layout.settings), []
@@ -162,7 +165,7 @@ class Workspace:
     # Bad files ----------------------------------------------------------------------------------------------------
 
     def quarantine(self, path: Path, reason: str) -> None:
-        """Note a file that could not be used, and keep a copy of a small one; never fails."""
+        """Note a file that could not be used, and keep a copy of a small one that may be a picture; never fails."""
         notes = self.layout.quarantine / "quarantine.jsonl"
         try:
             self.layout.quarantine.mkdir(exist_ok=True)
@@ -176,16 +179,18 @@ class Workspace:
             LOG.warning("%s: cannot note the bad file %s: %s", notes, path, error.strerror)
 
     def _keep_copy(self, path: Path) -> str | None:
-        # Links are not followed: what they lead to was not given to us.
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > QUARANTINE_FILE_BYTES:
+        try:
+            # Links are not followed: what they lead to was not given to us.
+            content = read_bytes(path, QUARANTINE_FILE_BYTES, follow=False)
+        except BadImage:
             return None
+        if not starts_like_picture(content):
+            return None  # a source must not be a way to copy any file
         held = sum(entry.stat().st_size for entry in self.layout.quarantine.iterdir())
-        if held + path.stat().st_size > QUARANTINE_BYTES:
+        if held + len(content) > QUARANTINE_BYTES:
             return None
-        content = path.read_bytes()
         copy = self.layout.quarantine / f"{sha256(content)[:16]}{path.suffix[:10]}"
         copy.write_bytes(content)
-        shutil.copystat(path, copy)
         return copy.name
 
 
@@ -202,6 +207,8 @@ def _check_place(layout: Layout, create: bool) -> None:
             other = f"{path} holds something else than a workspace ({strange[0]})"
             raise UserError(f"{other}: name an empty or a new folder")
         path.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # an empty folder of somebody else's
+            path.chmod(0o700)
         flush_to_disk(path.parent)
 
 
@@ -230,6 +237,8 @@ def _own_settings(layout: Layout) -> Settings:
             folder.mkdir(exist_ok=True)
     if not layout.settings.exists():
         _first_settings(layout).save(layout.settings)
+    with suppress(PermissionError):
+        layout.settings.chmod(0o600)  # the first edition let everybody read it
     return Settings.load(layout.settings)
 
 
