@@ -15,7 +15,7 @@ from typer import Option
 from app.security import ENVIRONMENT, LOCAL, check_proxy, read_credentials, refuse_open_address
 from app.tls import AUTO
 from edge_hpcr.commands.cli import examples, new_commands, run
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = f"""
@@ -115,7 +115,9 @@ def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
             pass
         print("saving …", flush=True)
     finally:
-        server.stop()
+        unstored = server.stop()
+    if unstored:
+        raise Failed(f"{unstored} labels could not be stored: make room, and show their source again")
     return 0
 
 

@@ -82,13 +82,13 @@ class Feeder(feeder.Feeder):
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self) -> int:
+        """End; returns how many labels could not be stored."""
         self.stopping.set()
         if self._thread.is_alive():
             self._thread.join()
         self.leave()
-        if unstored := self.finish():
-            LOG.error("%d labels could not be stored: make room, and show their source again", unstored)
+        return self.finish()
 
     @property
     def browser_camera(self) -> BrowserCamera | None:

@@ -140,12 +140,12 @@ class Server:
         """What to put behind the address for the first visit with a browser."""
         return f"?token={self.token}" if self.token else ""
 
-    def stop(self) -> None:
-        """Save and end; nothing that was acknowledged depends on it."""
+    def stop(self) -> int:
+        """Save and end; nothing that was acknowledged depends on it. Returns how many labels could not be stored."""
         try:
             if self._page is not None:
                 self._page.close(verbose=False)
-            self.studio.stop()
+            return self.studio.stop()
         finally:
             self.workspace.close()
             shutil.rmtree(self.temporary, ignore_errors=True)

@@ -99,16 +99,18 @@ class Studio:
         self.feeder.resume(settings.source, settings.source_labels)
         self.arrange_publishing()
 
-    def stop(self) -> None:
+    def stop(self) -> int:
+        """End; returns how many labels of the source could not be stored."""
         with self._publishing:
             for publisher in (self.publisher, *self._retired):
                 if publisher is not None:
                     publisher.stop()
         self.models.stop()
-        self.feeder.stop()
+        unstored = self.feeder.stop()
         self.transfers.stop()
         self.runs.stop()
         self.live.stop()
+        return unstored
 
     # Teaching ---------------------------------------------------------------------------------------------------------
 

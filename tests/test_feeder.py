@@ -290,6 +290,7 @@ def test_labels_that_a_full_disk_refuses_stay_and_are_stored_once_there_is_room(
     while not feeder.ended:
         feeder.turn(1)
     assert feeder.finish() == 0
+    assert not any("disk is full" in problem for problem in feeder.live.problems)
     assert journal.counts().labels == 60
     assert sorted(row.source_digest for row in journal.all_samples()) == sorted(f.digest for f in frames)
     assert not (workspace.layout.quarantine / "quarantine.jsonl").exists()

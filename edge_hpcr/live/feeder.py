@@ -57,6 +57,7 @@ class Feeder:
         self._waits = False  # whether the source waits for the learner
         self._unstored: list[tuple[Taken, str]] = []  # with their class names
         self._again: Frame | None = None  # could not be taken; its source shows it once
+        self._refusals: set[str] = set()  # of the disk, reported and not over yet
         self._counts: Counter[str] = Counter()
         self._counts_stored = time.monotonic()
         self._dropped = 0  # by the present source
@@ -113,9 +114,18 @@ class Feeder:
                     self.finish()
                     self.ended = True
         except UserError as error:
-            self.live.report(str(error))
+            self._report(error)
             self.stopping.wait(seconds)
         return None
+
+    def _report(self, refusal: UserError) -> None:
+        self._refusals.add(str(refusal))
+        self.live.report(str(refusal))
+
+    def _clear_refusals(self) -> None:
+        """Something could be stored: what the disk refused before is no problem any more."""
+        while self._refusals:
+            self.live.clear_problem(self._refusals.pop())
 
     def _take_next(self, stream: Stream, frame: Frame | None) -> Seen | None:
         dropped = stream.state().dropped
@@ -128,23 +138,22 @@ class Feeder:
             seen = self.take(frame)
             self._again = None
         except UserError as error:
-            self.live.report(str(error))
+            self._report(error)
             self._again = None if stream.live else frame
             return Seen(frame, perceptual_hash(frame.image), "disk")
         if len(self._unstored) >= LABELS_AT_ONCE:
             self.flush()
+        if time.monotonic() - self._counts_stored > COUNTS_SECONDS:
+            self.store_counts()  # after the frame: if this fails, the frame is not to be taken again
         return seen
 
     def take(self, frame: Frame) -> Seen:
         """Queue the frame or not; or keep it with its label, which `flush` stores."""
         with self._lock:
             hash64 = perceptual_hash(frame.image)
-            seen = (
-                self._judge(frame, hash64) if frame.label is None else self._label(frame, hash64, frame.label)
-            )
-            if time.monotonic() - self._counts_stored > COUNTS_SECONDS:
-                self.store_counts()
-            return seen
+            if frame.label is None:
+                return self._judge(frame, hash64)
+            return self._label(frame, hash64, frame.label)
 
     # Frames without a label -------------------------------------------------------------------------------------------
 
@@ -170,6 +179,7 @@ class Feeder:
         except UserError:
             self._gate.withdraw()
             raise
+        self._clear_refusals()
         self.live.name_sample(sample_id, image)
         self._ask_disk_at = 0.0
         return Seen(frame, hash64, verdict, answer, sample_id)
@@ -225,6 +235,7 @@ class Feeder:
                     if journal.sample(sample_id).state == "queued":
                         journal.label([sample_id], journal.class_named(name))
             self._unstored.clear()
+            self._clear_refusals()
         self.live.notify()
 
     @property
@@ -252,5 +263,5 @@ class Feeder:
                 self.flush()
                 self.store_counts()
             except UserError as error:
-                self.live.report(str(error))
+                self._report(error)
             return len(self._unstored)

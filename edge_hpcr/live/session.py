@@ -129,8 +129,9 @@ class Session:
         print(("\n" if sys.stderr.isatty() else "") + self._line(state.message))
         said = list(self.live.problems)
         if self.unstored:
-            again = "make room, and start the same command again"
-            said.append(f"{self.unstored} labels could not be stored: {again}")
+            said.append(
+                f"{self.unstored} labels could not be stored: make room, and start the same command again"
+            )
         if state.bad:
             said.append(f"{state.bad} bad files or frames; see {self.workspace.layout.quarantine}")
         for sentence in said:
