@@ -31,6 +31,6 @@ class BrowserCamera(LiveStream):
         if not self._arrivals:
             return "opening", "waiting for a browser to send its camera's picture"
         silent = time.monotonic() - self._arrivals[-1]
-        if silent > STALLED_SECONDS:
-            return "stalled", f"no frame for {silent:.0f} s: is the page with the camera still open?"
+        if silent > STALLED_SECONDS:  # no trouble: a person may close a page
+            return "opening", f"no frame for {silent:.0f} s: is the page with the camera still open?"
         return "live", f"live, {len(self._arrivals) / RATE_OVER:.0f} frames/s"

@@ -63,7 +63,6 @@ class Feeder(feeder.Feeder):
     def __init__(self, workspace: Workspace, live: LiveLearner, rules: Rules | None = None) -> None:
         super().__init__(workspace, live)
         self._rules = rules
-        self.problem: str | None = None  # with the source, for the page
         self.spec = ""
         self._brings_labels = False
         self._chosen = False  # whether somebody has chosen a source; until then the remembered one is tried
@@ -89,6 +88,15 @@ class Feeder(feeder.Feeder):
             self._thread.join()
         self.leave()
         return self.finish()
+
+    @property
+    def problem(self) -> str | None:
+        """With the source; kept where the learner's report finds it."""
+        return self.live.source_problem
+
+    @problem.setter
+    def problem(self, problem: str | None) -> None:
+        self.live.source_problem = problem
 
     @property
     def browser_camera(self) -> BrowserCamera | None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app import actions, review
+from app import actions, metrics, review
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.decode import decode_image
@@ -32,6 +34,8 @@ STATIC = Path(__file__).parent / "static"
 SCRIPTS = {path.name: path for path in STATIC.iterdir()}
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 LONGEST_SILENCE = 20.0  # seconds, of an upload
+HEALTH_SECONDS = 2.0  # between two looks, each of which writes to the disk
+LONGEST_HEALTH = 5.0
 LARGEST_ACTION = 200_000  # bytes
 LARGEST_FRAME = 4_000_000
 LARGEST_FRAME_PIXELS = 10_000_000
@@ -44,10 +48,11 @@ def routes(studio: Studio) -> list[Route]:
     answers = Answers(studio)
 
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
-        return Route(path, _saying_errors(answer), methods=[method])
+        return Route(path, _saying_errors(answer, answers.requests), methods=[method])
 
     return [
         route("/healthz", answers.healthz),
+        route("/metrics", answers.metrics),
         route("/edge/state", answers.state),
         route("/edge/frame/{number:int}", answers.frame),
         route("/edge/camera", answers.camera, "POST"),
@@ -67,12 +72,40 @@ class Answers:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
+        self.requests = metrics.Requests()
+        self._asking: asyncio.Task[list[str]] | None = None
+        self._asked_at = -math.inf
 
     async def healthz(self, request: Request) -> Response:
-        return Response("ready\n", media_type="text/plain", headers=NEVER_STORE)
+        """Ready, or not; why not is nothing for strangers, who may ask this as well."""
+        reasons = await self._reasons()
+        known = request.scope.get("state", {}).get("author") is not None
+        lines = ["not ready" if reasons else "ready", *(reasons if known else [])]
+        return Response(
+            "".join(f"{line}\n" for line in lines),
+            503 if reasons else 200,
+            media_type="text/plain",
+            headers=NEVER_STORE,
+        )
+
+    async def _reasons(self) -> list[str]:
+        """Asked once for all who ask within a moment; while one answer hangs, no further thread is spent on it."""
+        if self._asking is None or (
+            self._asking.done() and time.monotonic() - self._asked_at > HEALTH_SECONDS
+        ):
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.ensure_future(run_in_threadpool(self._studio.reasons_not_ready))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asking), LONGEST_HEALTH)
+        except TimeoutError:
+            return [f"the pages have had no answer for {time.monotonic() - self._asked_at:.0f} s"]
+
+    async def metrics(self, request: Request) -> Response:
+        content = await run_in_threadpool(metrics.text, self._studio, self.requests)
+        return Response(content, media_type=metrics.MEDIA_TYPE, headers=NEVER_STORE)
 
     async def state(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._studio.state), headers=NEVER_STORE)
+        return JSONResponse(await self._now(request, fresh=False), headers=NEVER_STORE)
 
     async def frame(self, request: Request) -> Response:
         shown = self._studio.feeder.shown(request.path_params["number"])
@@ -87,10 +120,17 @@ class Answers:
 
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)
+        begun = time.monotonic()
         done = await run_in_threadpool(actions.perform, self._studio, body)
+        self.requests.time(time.monotonic() - begun)
         # Fresh, or a page would show what was before its own action.
-        now = await run_in_threadpool(self._studio.state, fresh=True)
-        return JSONResponse({"state": now, **asdict(done)}, headers=NEVER_STORE)
+        return JSONResponse(
+            {"state": await self._now(request, fresh=True), **asdict(done)}, headers=NEVER_STORE
+        )
+
+    async def _now(self, request: Request, fresh: bool) -> dict[str, Any]:
+        since = request.query_params.get("since", "")  # what the page knows already
+        return await run_in_threadpool(self._studio.state, fresh=fresh, since=since)
 
     async def sample(self, request: Request) -> Response:
         row = await run_in_threadpool(self._studio.journal.sample, request.path_params["id"])
@@ -118,9 +158,7 @@ class Answers:
                     await run_in_threadpool(upload.write, part)
             except (ClientDisconnect, TimeoutError) as error:
                 raise UserError("the upload broke off: nothing was imported") from error
-        return JSONResponse(
-            {"state": await run_in_threadpool(self._studio.state, fresh=True)}, headers=NEVER_STORE
-        )
+        return JSONResponse({"state": await self._now(request, fresh=True)}, headers=NEVER_STORE)
 
     async def export_zip(self, request: Request) -> Response:
         if request.method == "HEAD":  # which must not use up what can be fetched once
@@ -154,14 +192,18 @@ class Answers:
 
 
 def _saying_errors(
-    answer: Callable[[Request], Awaitable[Response]],
+    answer: Callable[[Request], Awaitable[Response]], requests: metrics.Requests
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer_or_say(request: Request) -> Response:
         try:
-            return await answer(request)
+            answered = await answer(request)
+            requests.count("done")
+            return answered
         except UserError as error:
+            requests.count("refused")
             return JSONResponse({"error": str(error)}, 400, headers=NEVER_STORE)
         except Exception:
+            requests.count("failed")
             LOG.exception("%s %s failed", request.method, request.url.path)
             return JSONResponse({"error": "something went wrong here; the program's log says what"}, 500)
 

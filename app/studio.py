@@ -8,15 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from app.bench_runs import BenchRuns
 from app.browser_camera import SPEC as BROWSER
+from app.changing import ChangingClasses
 from app.feeder import Feeder, Shown
-from app.palette import colour_of
 from app.published import Models
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
@@ -87,6 +87,7 @@ class Studio:
         self._publishing = threading.Lock()
         self._retired: list[Publisher] = []  # stopping, perhaps with a last version under way
         self._stating = threading.Lock()
+        self._classes = ChangingClasses(self.journal)
         self._state: dict[str, Any] = {}
         self._stated_at = 0.0
         self._latest_version: int | None = None
@@ -245,8 +246,10 @@ class Studio:
         return Done(f"{name} deleted with {lost} samples; u undoes it", None, None, lost)
 
     def class_name(self, class_id: int) -> str:
-        names = {row.id: row.name for row in self.journal.classes()}
-        return names.get(class_id, f"class {class_id}")
+        return self.journal.class_name(class_id) or f"class {class_id}"
+
+    def class_names(self) -> dict[int, str]:
+        return self._classes.names()
 
     # Import and export ------------------------------------------------------------------------------------------------
 
@@ -339,13 +342,16 @@ class Studio:
 
     # The state for the pages ------------------------------------------------------------------------------------------
 
-    def state(self, fresh: bool = False) -> dict[str, Any]:
-        """As of a tenth of a second ago at most; cheap however many pages ask."""
+    def state(self, fresh: bool = False, since: str = "") -> dict[str, Any]:
+        """As of a tenth of a second ago at most; cheap however many pages ask, and however many classes there are.
+
+        `since` is the version of the classes that a page has: it gets those that have changed.
+        """
         with self._stating:
             if fresh or time.monotonic() - self._stated_at > STATE_SECONDS:
                 self._state = self._make_state()
                 self._stated_at = time.monotonic()
-            return self._state
+            return {**self._state, **self._classes.since(since)}
 
     def _make_state(self) -> dict[str, Any]:
         status = self.live.status()
@@ -360,23 +366,33 @@ class Studio:
             "memory": {"used": status["memory"]["bytes"]["total"], "budget": status["memory"]["budget"]},
             "held_out": {"accuracy": share, "samples": measured, "text": accuracy_text(share, measured)},
             "model": self._version(),
-            "classes": [
-                {**asdict(row), "colour": colour_of(row.id, row.colour)} for row in self.journal.classes()
-            ],
             "advice": self._advice(),
             "source": self._source_state(),
             "frame": self._frame_state(),
             "learned": [_learned(reply) for reply in list(self.live.recent)[-LEARNED_SHOWN:]],
+            "alarms": [alarm.text for alarm in self.live.alarms()],
             "problems": list(self.live.problems),
             "transfer": self.transfers.state(),
             "seq": self.journal.last_seq,
         }
 
+    def reasons_not_ready(self) -> list[str]:
+        """Why nobody should rely on this page now; asked rarely, since it writes to the disk."""
+        reasons = [alarm.text for alarm in self.live.alarms() if alarm.stops]
+        try:
+            self.journal.check_writable()
+        except UserError as error:
+            reasons.append(str(error))
+        self.state()  # which all pages wait for
+        return reasons
+
     def _advice(self) -> str:
         """What would help most, once rehearsal has done what it can."""
-        names = {row.id: row.name for row in self.journal.classes()}
-        wanting = [each for each in self.live.self_test.few_labels if each.class_id in names]
-        if self.live.phase != "idle" or len(names) < 2 or not wanting:
+        if self.live.phase != "idle" or not (few_labels := self.live.self_test.few_labels):
+            return ""
+        names = self._classes.names()
+        wanting = [each for each in few_labels if each.class_id in names]
+        if len(names) < 2 or not wanting:
             return ""
         told = (
             f"{names[each.class_id]} ({each.right} of {each.samples} right)"

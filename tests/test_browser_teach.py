@@ -24,6 +24,7 @@ from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Page, expect
 
 from app.security import Credentials
+from edge_hpcr.live import health
 
 pytestmark = pytest.mark.browser
 
@@ -236,6 +237,20 @@ def test_a_problem_is_shown_until_somebody_has_read_it(shared_app, browser):
     page.locator("#clear-problem").click()
     expect(page.locator("#problems")).to_be_empty()
     assert not shared_app.server.studio.live.problems
+
+
+def test_an_alarm_comes_before_what_happened_once_and_stays_until_it_is_over(
+    shared_app, browser, monkeypatch
+):
+    page = open_page(browser, shared_app)
+    shared_app.server.studio.live.report("the roof leaks")
+    monkeypatch.setattr(health, "NEARLY_FULL", 10**18)
+    expect(page.locator("#problems")).to_contain_text("make room")
+    expect(page.locator("#clear-problem")).to_have_count(0)
+    monkeypatch.undo()
+    expect(page.locator("#problems")).to_contain_text("the roof leaks")
+    page.locator("#clear-problem").click()
+    expect(page.locator("#problems")).to_be_empty()
 
 
 def test_rapid_key_presses_are_all_kept(tmp_path, browser):

@@ -276,7 +276,7 @@ def test_everything_but_an_import_works_beside_a_process_that_learns(run, path, 
 FIELDS = {
     *("workspace", "doing", "running", "pid", "device", "seconds_since_report", "step", "labels"),
     *("held_out_labels", "classes", "events", "events_waiting", "memory", "held_out", "test_then_train"),
-    *("queue", "checkpoint", "disk", "counters", "problems", "suspicious", "stream"),
+    *("queue", "checkpoint", "disk", "counters", "problems", "alarms", "suspicious", "stream"),
 }
 
 

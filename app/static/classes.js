@@ -55,7 +55,7 @@ class Classes {
     this.empty.hidden = now.classes.length > 0;
     this.table.hidden = !now.classes.length;
     for (const [id, row] of this.rows)
-      if (!now.classes.some((known) => known.id === id)) {
+      if (!now.classById.has(id)) {
         row.element.remove();
         this.rows.delete(id);
       }
@@ -68,7 +68,7 @@ class Classes {
   }
 
   makeRow(id) {
-    const known = () => this.now.classes.find((row) => row.id === id);
+    const known = () => this.now.classById.get(id);
     const colour = make("input", { type: "color", class: "classes-colour", onchange: () => this.perform({ do: "recolour_class", class: id, colour: colour.value }) });
     const name = make("input", { class: "classes-name", autocomplete: "off", onchange: () => this.rename(id, name) });
     name.addEventListener("keydown", (event) => {
@@ -122,11 +122,11 @@ class Classes {
   }
 
   async rename(id, input) {
-    const known = this.now.classes.find((row) => row.id === id);
+    const known = this.now.classById.get(id);
     if (!known || input.value === known.name) return input.removeAttribute("aria-invalid");
     if (await this.perform({ do: "rename_class", class: id, name: input.value })) {
       input.removeAttribute("aria-invalid");
-      input.value = this.now.classes.find((row) => row.id === id)?.name ?? input.value;
+      input.value = this.now.classById.get(id)?.name ?? input.value;
     } else input.setAttribute("aria-invalid", "true");
   }
 

@@ -37,9 +37,25 @@ export function bytes(size) {
   return `${size} B`;
 }
 
-export const state = { now: null, listeners: [] };
+export const state = { now: null, listeners: [], version: "" };
 
+/** Of the classes the server sends those that have changed since the version that we name: there may be thousands. */
+export const since = () => `since=${encodeURIComponent(state.version)}`;
+
+/** The state as the listeners see it: all classes as a list, which stays the same object as long as none has changed, and by id. */
 export function hear(fresh) {
+  const before = state.now;
+  state.version = fresh.version;
+  if (before && !fresh.whole && !fresh.classes.length && !fresh.gone.length) {
+    fresh.classes = before.classes;
+    fresh.classById = before.classById;
+  } else {
+    const known = new Map(fresh.whole ? [] : before?.classById);
+    for (const id of fresh.gone) known.delete(id);
+    for (const row of fresh.classes) known.set(row.id, row);
+    fresh.classes = [...known.values()].sort((one, other) => one.id - other.id);
+    fresh.classById = known;
+  }
   state.now = fresh;
   for (const listener of state.listeners) listener(fresh);
 }
@@ -56,7 +72,7 @@ export function act(action) {
 async function send(action) {
   let response;
   try {
-    response = await fetch("/edge/act", {
+    response = await fetch(`/edge/act?${since()}`, {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(action),
     });
   } catch {

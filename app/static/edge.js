@@ -1,5 +1,5 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
-import { act, bytes, get, hear, make, state } from "./common.js";
+import { act, bytes, get, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview } from "./review.js";
 import { mountTeach } from "./teach.js";
@@ -39,12 +39,14 @@ function showStrip(now) {
 // An element of its own, because the strip is made anew with every number that changes: a button there would lose its focus.
 const problems = make("div", { id: "problems", role: "alert" });
 
+/** What is wrong now comes first and stays until it is over; what happened once can be put away. */
 function showProblem(now) {
-  const problem = now.problems[now.problems.length - 1] ?? "";
-  if (problems.dataset.problem === problem) return;
-  problems.dataset.problem = problem;
+  const alarm = now.alarms[0] ?? "", problem = alarm || (now.problems[now.problems.length - 1] ?? "");
+  const signature = `${alarm ? "alarm" : "problem"} ${problem}`;
+  if (problems.dataset.shown === signature) return;
+  problems.dataset.shown = signature;
   const read = make("button", { id: "clear-problem", class: "edge-button", type: "button", title: "I have read it", "aria-label": "I have read it", onclick: () => act({ do: "clear_problem", problem }).catch((error) => console.error(error)) }, "×");
-  problems.replaceChildren(...(problem ? [`⚠ ${problem} `, read] : []));
+  problems.replaceChildren(...(problem ? [`⚠ ${problem} `, ...(alarm ? [] : [read])] : []));
 }
 
 function showLost() {
@@ -92,7 +94,7 @@ async function beat() {
   let pause = document.hidden ? HIDDEN_MS : VISIBLE_MS;
   try {
     mount();
-    hear(await get("/edge/state"));
+    hear(await get(`/edge/state?${since()}`));
   } catch (error) {
     if (error instanceof TypeError) showLost(); else console.error(error);
     pause = LOST_MS;
@@ -101,5 +103,5 @@ async function beat() {
 }
 
 state.listeners.push(showStrip, showProblem);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) get("/edge/state").then(hear).catch(() => {}); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) get(`/edge/state?${since()}`).then(hear).catch(() => {}); });
 beat();

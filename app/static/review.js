@@ -229,6 +229,8 @@ class Review {
   }
 
   showClasses(now) {
+    if (this.seenClasses === now.classes) return;
+    this.seenClasses = now.classes;
     const text = JSON.stringify(now.classes.map((row) => [row.id, row.name, row.colour]));
     if (this.shownClasses === text) return;
     this.shownClasses = text;

@@ -139,9 +139,8 @@ class Teach {
   showAnswers(now) {
     const frame = now.frame;
     if (!frame || !now.classes.length) { this.answers.replaceChildren(); return; }
-    const names = new Map(now.classes.map((each) => [each.id, each]));
-    const rows = frame.top.filter(([id]) => names.has(id)).map(([id, confidence], place) => {
-      const { name, colour } = names.get(id);
+    const rows = frame.top.filter(([id]) => now.classById.has(id)).map(([id, confidence], place) => {
+      const { name, colour } = now.classById.get(id);
       const sure = place === 0 && !frame.unknown;
       return make("div", { class: `answer${sure ? " best" : ""}` },
         make("span", { class: "answer-name", title: name }, name),
@@ -153,19 +152,31 @@ class Teach {
   }
 
   showClasses(now) {
-    const signature = JSON.stringify([now.classes, this.lastClass]);
-    if (this.classes.dataset.signature === signature) return;
-    this.classes.dataset.signature = signature;
-    const focused = document.activeElement?.dataset?.classId;
-    this.classes.replaceChildren(...now.classes.map((each, index) => make("button", {
-      class: `class-button${each.id === this.lastClass ? " last" : ""}`, type: "button", title: each.name, "data-class-id": each.id,
+    if (this.shownClasses === now.classes && this.shownLast === this.lastClass) return;
+    const before = this.classes.children;
+    // Thousands of buttons take long to make: those that show what they shall stay.
+    now.classes.forEach((each, index) => {
+      const signature = JSON.stringify([each, index < KEYS.length ? index : -1, each.id === this.lastClass]);
+      const old = before[index];
+      if (old?.dataset.signature === signature) return;
+      const button = this.classButton(each, index, signature);
+      const focused = old === document.activeElement;
+      if (old) old.replaceWith(button); else this.classes.append(button);
+      if (focused && old.dataset.classId === button.dataset.classId) button.focus();
+    });
+    while (before.length > now.classes.length) this.classes.lastChild.remove();
+    [this.shownClasses, this.shownLast] = [now.classes, this.lastClass];
+  }
+
+  classButton(each, index, signature) {
+    return make("button", {
+      class: `class-button${each.id === this.lastClass ? " last" : ""}`, type: "button", title: each.name, "data-class-id": each.id, "data-signature": signature,
       style: `--class-colour:${each.colour}`,
       onclick: (event) => {
         if (event.detail) event.currentTarget.blur(); // by mouse: Space shall hold the picture, not press this again
         this.label(each.id);
       },
-    }, index < KEYS.length ? make("kbd", {}, KEYS[index]) : "", make("span", { class: "class-name" }, each.name), make("span", { class: "class-count" }, String(each.labels)))));
-    if (focused) this.classes.querySelector(`[data-class-id="${focused}"]`)?.focus();
+    }, index < KEYS.length ? make("kbd", {}, KEYS[index]) : "", make("span", { class: "class-name" }, each.name), make("span", { class: "class-count" }, String(each.labels)));
   }
 
   /** What the learner says to the last label: how soon it learned it, and what it thinks now. */
@@ -174,7 +185,7 @@ class Teach {
     const lesson = now.learned.find((each) => each.seq === this.awaited);
     if (!lesson) return;
     this.awaited = null;
-    const name = (id) => now.classes.find((each) => each.id === id)?.name ?? `class ${id}`;
+    const name = (id) => now.classById.get(id)?.name ?? `class ${id}`;
     const said = (answer) => (!answer.top.length ? "nothing" : answer.unknown ? "unknown" : `${name(answer.top[0][0])} ${percent(answer.top[0][1])}`);
     const verb = lesson.held_out ? "measured with it" : "learned";
     this.lesson.textContent = `${verb} in ${lesson.seconds.toFixed(1)} s · it said ${said(lesson.before)} · now ${said(lesson.after)}`;
@@ -241,7 +252,7 @@ class Teach {
 
   beginBurst() {
     if (this.burst) return;
-    if (this.lastClass === null || !this.now?.classes.some((each) => each.id === this.lastClass)) {
+    if (this.lastClass === null || !this.now?.classById.has(this.lastClass)) {
       this.say("label one frame first: a burst goes on with the last class", true);
       return;
     }

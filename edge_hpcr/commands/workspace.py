@@ -105,10 +105,11 @@ def _open(path: Path) -> Workspace:
 
 
 @commands.command(epilog=examples(STATUS_EXAMPLES))
-def status(workspace: W, as_json: AsJson = False) -> None:
-    """Say what a workspace does, holds and knows."""
+def status(workspace: W, as_json: AsJson = False) -> int:
+    """Say what a workspace does, holds and knows. 1 when something wants somebody: a camera away, a disk nearly full."""
     found = gather(workspace)
     print(json.dumps(found, indent=1) if as_json else describe(found))
+    return 1 if found["alarms"] else 0
 
 
 @commands.command(epilog=examples(VERIFY_EXAMPLES))

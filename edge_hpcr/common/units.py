@@ -41,6 +41,17 @@ def format_bytes(size: float) -> str:
     return f"{int(size)} B"
 
 
+def format_duration(seconds: float) -> str:
+    """
+    >>> format_duration(40), format_duration(400), format_duration(40000), format_duration(400000)
+    ('40 s', '7 min', '11 h', '5 days')
+    """
+    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
+        if seconds / size < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """`alpha=0.1`: numbers, True, False and None as Python writes them, anything else as text."""
     key, separator, value = text.partition("=")

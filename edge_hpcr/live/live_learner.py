@@ -29,6 +29,7 @@ from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live import checkpoints
+from edge_hpcr.live.health import Alarm, alarms
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.saving import Saving
 from edge_hpcr.live.self_test import SelfTest
@@ -120,7 +121,9 @@ class LiveLearner:
             self.predictor.calibration = Calibration(**notes["calibration"])
         self.recent: deque[Learned] = deque(maxlen=100)
         self.stream: Stream | None = None  # the present source, for the status
+        self.source_problem: str | None = None  # why there is none, say
         self.phase = "starting"
+        self._next_turn_at = time.monotonic()  # at the latest, as long as nothing hangs
         self.idle_steps_left = 0
         self.hurries = False  # rehearse without pauses: nobody else needs the machine
         self._status_made = self._status_written = 0.0
@@ -276,8 +279,20 @@ class LiveLearner:
         """The last status that the learning thread made: no other thread may look into a learner that learns."""
         return self._status
 
-    def _make_status(self) -> dict[str, Any]:
+    def alarms(self) -> list[Alarm]:
+        """What a person must know now; also of a learning thread that hangs, which makes no status."""
+        silent = 0.0 if self._stopping else max(0.0, time.monotonic() - self._next_turn_at)
+        now = {**self._status, **self._source_facts(), "phase": self.phase}
+        return alarms(self.workspace.path, now, silent)
+
+    def _source_facts(self) -> dict[str, Any]:
         stream = self.stream
+        return {
+            "stream": {"name": stream.name} | asdict(stream.state()) if stream else None,
+            "source_problem": self.source_problem,
+        }
+
+    def _make_status(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "at": time.time(),
@@ -286,12 +301,18 @@ class LiveLearner:
             "step": self.learner.step,
             "applied": self.follower.applied,
             "labels_waiting": self.follower.labels_waiting,
+            "events_waiting": max(0, self.workspace.journal.last_seq - self.follower.applied),
+            "oldest_waiting_seconds": self._oldest_waiting_seconds(),
             "memory": self.memory_facts(),
             **self.self_test.summary(),
             "calibration": asdict(self.predictor.calibration),
-            "stream": {"name": stream.name} | asdict(stream.state()) if stream else None,
+            **self._source_facts(),
             "problems": list(self.problems),
         }
+
+    def _oldest_waiting_seconds(self) -> float:
+        at = self.follower.oldest_waiting
+        return 0.0 if at is None else max(0.0, time.time() - at)
 
     def memory_facts(self) -> dict[str, Any]:
         memory = self.learner.memory
@@ -338,6 +359,7 @@ class LiveLearner:
 
     def _turn(self) -> None:
         """One step of whatever is most urgent."""
+        self._next_turn_at = time.monotonic()
         self._or_report(self._read_journal)
         work = self.follower.next(self.workspace.settings.micro_batch)
         if work is not None:
@@ -380,6 +402,7 @@ class LiveLearner:
         return self._stopping or self._notified or bool(self._requests)
 
     def _wait(self, seconds: float) -> None:
+        self._next_turn_at = time.monotonic() + seconds
         with self._wake:
             if not self.is_wanted:
                 self._wake.wait(seconds)

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import is_locked, read_regular, write_atomically
-from edge_hpcr.common.units import format_bytes
+from edge_hpcr.common.units import format_bytes, format_duration
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain
+from edge_hpcr.live.health import SILENT_SECONDS, TROUBLE, alarms
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.records import Counts
@@ -26,9 +27,7 @@ from edge_hpcr.workspace.settings import Settings
 if TYPE_CHECKING:
     from edge_hpcr.stream import Stream  # OpenCV takes a moment, and `status` does not need it
 
-TROUBLE = ("stalled", "reconnecting")  # phases of a source
 FEW = 30  # held-out samples: an accuracy on fewer is a guess
-SILENT_SECONDS = 30.0  # a learner reports about once a second; a slow disk may take it some
 ENDED = ("stopped", "failed")
 BAR = 8  # characters
 LARGEST_REPORT = 64_000_000  # bytes; thousands of classes take a few million
@@ -54,6 +53,7 @@ FIELDS = """\
   disk.{images, bytes, budget, archive}          archive: the budget does not bind labelled images
   counters                      queued, skipped_duplicate, skipped_sure, skipped_rate, …: since the beginning
   problems                      sentences
+  alarms                        those of them that are so now and want somebody: the exit code is 1 while there are any
 """
 
 
@@ -118,11 +118,14 @@ class Report(_Part):
     step: Count
     applied: Count
     labels_waiting: Count
+    events_waiting: Count = 0  # which reports of 0.1 do not have
+    oldest_waiting_seconds: float = 0.0
     memory: _Memory
     test_then_train: _TestThenTrain
     held_out: _HeldOut
     suspicious: list[_Suspicion]
     stream: _Source | None
+    source_problem: str | None = None
     problems: list[str]
 
 
@@ -209,19 +212,22 @@ def gather(path: Path) -> dict[str, Any]:
     if newest and newest["described"]["applied"] > journal["events"]:
         ahead = f"checkpoint {newest['described']['name']} is ahead of the journal"
         problems.append(f"{ahead}: `learn` sets it aside when it starts")
+    silent = max(0.0, time.time() - report["at"]) if report else 0.0
+    pressing = [alarm.text for alarm in alarms(layout.path, report, silent)]
     return {
         "workspace": str(layout.path),
         "doing": _doing(running, report),
         "running": running,
         "pid": report["pid"] if report else None,
         "device": report["device"] if report else None,
-        "seconds_since_report": max(0.0, time.time() - report["at"]) if report else None,
+        "seconds_since_report": silent if report else None,
         **{name: value for name, value in figures.items() if name != "applied"},
         **journal,
         "memory": figures["memory"] or {"samples": None, "bytes": None, "budget": settings.memory_bytes},
         "stream": report["stream"] if report else None,
         "checkpoint": newest["described"] if newest else None,
-        "problems": problems,
+        "problems": pressing + problems,
+        "alarms": pressing,
     }
 
 
@@ -336,7 +342,9 @@ def describe(status: dict[str, Any]) -> str:
         ),
         (
             "checkpoint",
-            f"step {newest['step']:,}, {_duration(newest['seconds_ago'])} ago" if newest else "none yet",
+            f"step {newest['step']:,}, {format_duration(newest['seconds_ago'])} ago"
+            if newest
+            else "none yet",
         ),
         ("disk", stored + (", an archive beyond that" if disk["archive"] else "")),
         ("gate", ", ".join(gate) or "no frames yet"),
@@ -353,7 +361,9 @@ def describe(status: dict[str, Any]) -> str:
 def _doing_text(status: dict[str, Any]) -> str:
     text = str(status["doing"])
     if text == "silent":
-        text = f"no sign of life for {_duration(status['seconds_since_report'])}: it hangs, or is stopped"
+        text = (
+            f"no sign of life for {format_duration(status['seconds_since_report'])}: it hangs, or is stopped"
+        )
     parts = [f"process {status['pid']}", f"on {status['device']}"] if status["pid"] is not None else []
     if status["step"] is not None:
         parts.append(f"step {status['step']:,}")
@@ -368,14 +378,3 @@ def _memory_text(memory: dict[str, Any]) -> str:
     filled = min(BAR, round(BAR * memory["bytes"] / memory["budget"]))
     held = f"{format_bytes(memory['bytes'])} of {format_bytes(memory['budget'])}"
     return f"{'▓' * filled}{'░' * (BAR - filled)} {held}, {memory['samples']:,} samples"
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(40), _duration(400), _duration(40000), _duration(400000)
-    ('40 s', '7 min', '11 h', '5 days')
-    """
-    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
-        if seconds / size < most:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} days"

@@ -97,6 +97,11 @@ class Follower:
         self._waiting: deque[Operation] = deque()
         self._reached = applied
 
+    @property
+    def oldest_waiting(self) -> float | None:
+        """When the first label that waits was given."""
+        return next((operation.at for operation in self._waiting if isinstance(operation, Teach)), None)
+
     def put(self, events: Iterable[Event]) -> None:
         for event in events:
             for operation in operations(event):

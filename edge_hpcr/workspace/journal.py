@@ -184,6 +184,11 @@ class Journal(Queries):
         with self.transaction():
             return self._record("delete", dict.fromkeys(self._known(ids), records.DELETED), {})
 
+    def check_writable(self) -> None:
+        """Write, and change nothing; a `UserError` says why that cannot be done."""
+        with self.transaction() as db:
+            db.execute("UPDATE meta SET value = value WHERE key = 'next_sample'")
+
     # Housekeeping -------------------------------------------------------------------------------------------
 
     def set_priorities(self, priorities: Mapping[int, float]) -> None:

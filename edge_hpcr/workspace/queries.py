@@ -57,6 +57,11 @@ class Queries:
         )
         return [ClassRow(*row) for row in rows]
 
+    def class_name(self, class_id: int) -> str | None:
+        """The name of a live class."""
+        rows = self._rows("SELECT name FROM classes WHERE id = ? AND state = 'live'", (class_id,))
+        return rows[0][0] if rows else None
+
     def class_id(self, name: str) -> int | None:
         """The live class of this name, in any case."""
         key = records.folded(records.clean_name(name))
