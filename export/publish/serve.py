@@ -14,6 +14,9 @@ import signal
 import socket
 import sys
 import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,8 +29,9 @@ from export.device.access_token import VARIABLE, read_token
 from export.device.errors import BadModel
 
 DEFAULT_PORT = 8081
-MOST_CONNECTIONS = 64
-IDLE_SECONDS = 30.0
+MOST_CONNECTIONS, MOST_OF_AN_ADDRESS = 64, 32
+LONGEST_WAIT = 15.0  # seconds until a request has come whole
+SEND_SECONDS = 30.0  # for each block of an answer
 BLOCK = 2**18
 _VERSION_FILE = re.compile(r"/(v[0-9]{6,15})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -65,10 +69,17 @@ def make_server(workspace: Path, host: str, port: int, token: str | None = None)
         raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
+@dataclass
+class _Connection:
+    address: str
+    waiting_since: float | None  # for a request; None while it is answered
+
+
 class ExportsServer(ThreadingHTTPServer):
-    """A thread per connection, and a limit on connections."""
+    """A thread per connection. Where there are too many, the one that has said least for longest makes place."""
 
     daemon_threads = True
+    request_queue_size = 128  # with socketserver's 5, a crowd costs a device seconds
     block_on_close = False
 
     def __init__(
@@ -77,21 +88,60 @@ class ExportsServer(ThreadingHTTPServer):
         self.address_family = family
         self.exports = exports
         self.token = token
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, _Connection] = {}
         self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
+        address = str(client_address[0])
+        with self._lock:
+            room = self._make_room(address)
+            if room:
+                self._connections[request] = _Connection(address, time.monotonic())
+        if room:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def _make_room(self, address: str) -> bool:
+        """Whether there is room for another connection; one that waits for a request is closed for it."""
+        crowd = [each for each, of in self._connections.items() if of.address == address]
+        if len(crowd) < MOST_OF_AN_ADDRESS:
+            if len(self._connections) < MOST_CONNECTIONS:
+                return True
+            crowd = [*self._connections]
+        waits = {
+            each: since for each in crowd if (since := self._connections[each].waiting_since) is not None
+        }
+        if waits:
+            self._close(min(waits, key=waits.__getitem__))
+        return bool(waits)
+
+    def _close(self, connection: socket.socket) -> None:
+        del self._connections[connection]
+        with suppress(OSError):  # it may have gone by itself
+            connection.shutdown(socket.SHUT_RDWR)  # which ends its thread's reading
+
+    def service_actions(self) -> None:
+        """Close, twice a second, what has waited for a request for too long, however many bytes of it trickled in."""
+        now = time.monotonic()
+        with self._lock:
+            for connection, of in [*self._connections.items()]:
+                if of.waiting_since is not None and now - of.waiting_since > LONGEST_WAIT:
+                    self._close(connection)
+
+    def note(self, connection: socket.socket, waiting_since: float | None) -> None:
+        with self._lock:
+            if connection in self._connections:
+                self._connections[connection].waiting_since = waiting_since
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._lock:
+                self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report anything but a device that hung up."""
@@ -132,8 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "edge-hpcr"
     sys_version = ""
-    timeout = IDLE_SECONDS
+    timeout = SEND_SECONDS
     server: ExportsServer
+
+    def handle_one_request(self) -> None:
+        self.server.note(self.connection, waiting_since=time.monotonic())
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -142,6 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, with_body: bool) -> None:
+        self.server.note(self.connection, waiting_since=None)
         if not self._is_allowed():
             self._head(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
             return
