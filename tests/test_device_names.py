@@ -23,8 +23,12 @@ GOOD = [
     "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian, with a zero width non-joiner
     "caf\u00e9",
     "a\N{NO-BREAK SPACE}b",
-    "a\N{SOFT HYPHEN}b",
-    "\N{RIGHT-TO-LEFT OVERRIDE}gum",
+    "\u0915\u094d\u200d\u0937",  # Hindi, with a zero width joiner after the virama
+    "\N{WOMAN}\N{EMOJI MODIFIER FITZPATRICK TYPE-4}\u200d\N{PERSONAL COMPUTER}",
+    "\N{WAVING WHITE FLAG}\ufe0f\u200d\N{RAINBOW}",
+    "\N{WAVING BLACK FLAG}\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",  # England's
+    "box 1\ufe0f\N{COMBINING ENCLOSING KEYCAP}",
+    "\u8fbb\U000e0100",  # a variant of a kanji, in names of people
     "\ue000",  # private use: somebody's own font
     "\u0378",  # not assigned here, but perhaps by the Unicode of a newer Python
     "x" * 100,
@@ -43,6 +47,35 @@ BAD = [
     "a\ud800b",
     "x" * 101,
 ]
+HIDDEN = [
+    "m\N{ZERO WIDTH SPACE}ug",
+    "mug\N{ZERO WIDTH NO-BREAK SPACE}",
+    "m\N{ZERO WIDTH NON-JOINER}ug",
+    "mug\N{ZERO WIDTH JOINER}",
+    "m\N{VARIATION SELECTOR-16}ug",
+    "mug 1\N{VARIATION SELECTOR-16}",
+    "a\N{SOFT HYPHEN}b",
+    "a\N{WORD JOINER}b",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gum",
+    "\N{LEFT-TO-RIGHT ISOLATE}mug\N{POP DIRECTIONAL ISOLATE}",
+    "mug\N{RIGHT-TO-LEFT MARK}",
+    "mug\U000e0067\U000e007f",
+    "mug\N{HANGUL FILLER}",
+    "mug\N{MONGOLIAN FREE VARIATION SELECTOR ONE}",
+    "\N{BRAILLE PATTERN BLANK}",
+    "\u0645\N{ARABIC LETTER MARK}\u06cc",
+    "\N{MAN}\N{ZERO WIDTH JOINER}",
+]
+
+
+@pytest.mark.parametrize("name", HIDDEN, ids=ascii)
+def test_a_name_with_characters_that_nobody_sees_is_no_new_name_but_a_published_model_goes_on(name: str):
+    with pytest.raises(
+        UserError, match=r"holds a character that nobody sees \(U\+[0-9A-F]{4,5}.*\): write it"
+    ):
+        clean_name(name)
+    (label,) = parse_classes([{"id": 1, "name": name}], "manifest.json")
+    assert label.name == name
 
 
 @pytest.mark.parametrize("name", GOOD, ids=ascii)

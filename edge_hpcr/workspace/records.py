@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import LONGEST_NAME, is_class_name
+from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name
 
 # Who acts in this thread or request: events carry it. A server sets it to the user's name.
 AUTHOR: ContextVar[str] = ContextVar("author", default="local")
@@ -193,6 +193,9 @@ def clean_name(name: str) -> str:
     # Surrogates cannot be stored as UTF-8; separators other than a space would break a list of names.
     if not is_class_name(name):
         raise UserError(f"class name {name!r} holds control characters: use letters, digits and signs")
+    if (hidden := hidden_character(name)) is not None:
+        sign = f"U+{ord(hidden):04X} {unicodedata.name(hidden, '')}".strip()
+        raise UserError(f"class name {name!r} holds a character that nobody sees ({sign}): write it without")
     return name
 
 
