@@ -14,7 +14,7 @@ from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.stream import Rules
-from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.folder import Taken, Workspace
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def feeder(tmp_path):
         live.stop()
 
 
-def pictures(folder, count):
-    rng = np.random.default_rng(0)
+def pictures(folder, count, seed=0):
+    rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 255, (24, 24, 3), np.uint8))
@@ -96,6 +96,43 @@ def test_a_held_picture_stays_however_many_frames_pass(feeder):
     with pytest.raises(UserError, match="no longer here"):
         feeder.shown(first)
     assert FRAMES_KEPT >= 100
+
+
+@pytest.mark.slow
+def test_sources_that_several_people_change_while_they_are_read_double_nothing(feeder, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for seed, folder in enumerate(folders):
+        for name in ("mug", "cup"):
+            pictures(folder / name, 20, seed=2 * seed + (name == "cup"))
+    journal = feeder.workspace.journal
+
+    def change(person: int) -> None:
+        for number in range(15):
+            feeder.choose(str(folders[(person + number) % 2]), "folders")
+            feeder.stopping.wait(0.003 * (person + number % 3))
+
+    people = [threading.Thread(target=change, args=(person,)) for person in range(3)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    for folder in folders:
+        feeder.choose(str(folder), "folders")
+        wait_for(lambda: feeder.ended, "the folder's end")
+    rows = list(journal.all_samples())
+    assert [row.state for row in rows] == ["labelled"] * 80
+    assert len({row.source_digest for row in rows}) == 80
+    labelled = [move.sample_id for event in journal.events_after(0) for move in event.moves]
+    assert sorted(labelled) == sorted(row.id for row in rows), "one label each, and no correction"
+
+
+def test_a_person_may_label_the_same_picture_of_a_camera_twice(feeder):
+    feeder.choose("browser")
+    image = np.random.default_rng(0).integers(0, 255, (24, 24, 3), np.uint8)
+    taken = [Taken(image, "browser camera")] * 2
+    with feeder.workspace.taking(taken) as ids:
+        feeder.workspace.journal.label(ids, feeder.workspace.journal.create_class("mug"))
+    assert len(set(ids)) == 2 and feeder.workspace.journal.counts().labels == 2
 
 
 @pytest.mark.slow
