@@ -1,6 +1,7 @@
 """What the tests share: real digits, small learners, few threads."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -48,6 +49,15 @@ def digit_batches(digits):
         return [(digits.train_images[part], digits.train_labels[part]) for part in parts]
 
     return batches
+
+
+@pytest.fixture
+def own_signals():
+    """`learn` takes over Ctrl-C, as a command may; a test must give it back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

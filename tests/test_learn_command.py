@@ -46,15 +46,6 @@ def _learn(workspace, source, *more):
     return ["learn", "--workspace", str(workspace), "--source", str(source), *SMALL, *more]
 
 
-@pytest.fixture
-def own_signals():
-    """`learn` takes over Ctrl-C, as a command may; a test must give it back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.slow
 def test_a_folder_of_classes_is_learned_to_the_end_and_a_second_time_nothing_is_learned_twice(
     tmp_path, photos, capsys, own_signals

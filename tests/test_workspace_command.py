@@ -437,6 +437,8 @@ def test_a_report_and_a_lock_that_cannot_be_read_are_said(path):
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
         Path(name).chmod(0o755)
         copy = shutil.copytree(path, Path(name) / "w")
+        for part in copy.rglob("*"):  # as a group that shares the workspace has it
+            part.chmod(0o755)
         for part in ("status.json", "lock"):
             (copy / part).touch()
             (copy / part).chmod(0)

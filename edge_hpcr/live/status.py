@@ -66,7 +66,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class _Bytes(_Part):
@@ -100,16 +100,22 @@ class _HeldOut(_Part):
 class _Suspicion(_Part):
     sample_id: Count
     class_id: Count
+    suggested: Count = 0
+    strength: float = 0.0
 
 
 class _Source(_Part):
     name: str
     phase: str
     message: str
+    frames: Count = 0
+    dropped: Count = 0
+    bad: Count = 0
+    size: tuple[Count, Count] | None = None
 
 
 class Report(_Part):
-    """What a learner writes about itself; what is read of it has these types, and the rest is passed on as it is."""
+    """What others read of a learner's report; it may say more."""
 
     pid: Count
     at: float

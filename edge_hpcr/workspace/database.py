@@ -1,10 +1,10 @@
 """The journal's SQLite file: its tables, how it is opened, and its errors as sentences."""
 
-import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: f"another process kept it locked for {BUSY_SECONDS:.0f} s: try again, or end that process",
 }
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_TABLES = frozenset(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA))
 
 
 class JournalDamaged(UserError):
@@ -66,6 +65,15 @@ class JournalDamaged(UserError):
         restores = "start `learn` on the workspace, which restores what can be read"
         super().__init__(f"journal {path}: the file is damaged: {restores} ({what})")
         self.what = what
+
+
+class UnreadableEvent(JournalDamaged):
+    """An event that this version cannot understand; those behind it rest on it."""
+
+    def __init__(self, path: Path, seq: int, why: object) -> None:
+        super().__init__(path, f"event {seq} cannot be read ({why})")
+        newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
+        self.args = (f"journal {path}: {self.what}: {newer}",)
 
 
 @contextmanager
@@ -90,7 +98,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             _switch_to_wal(connection)
             for pragma in ("synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {_LOG_BYTES}"):
                 connection.execute(f"PRAGMA {pragma}")
-            if not _tables(connection):
+            if not _columns(connection):
                 _make_tables(connection)
             check_tables(connection, path)
             if is_old(connection, path):
@@ -134,7 +142,7 @@ def old_format(path: Path) -> int | None:
     if not path.exists():
         return None
     with closing(open_read_only(path)) as db, as_user_errors(path):
-        if not _tables(db):
+        if not _columns(db):
             return None
         check_tables(db, path)
         return int(_meta(db)["format"]) if is_old(db, path) else None
@@ -156,21 +164,52 @@ def upgrade_journal(path: Path) -> list[str]:
 
 
 def check_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is no journal, or one that has lost a part: an empty file, a table or a number that is missing."""
-    held = _tables(db)
+    """Refuse what is no journal, or one that has lost a part: an empty file, a table, a column, its format."""
+    held = _columns(db)
     if not held:
         raise JournalDamaged(path, EMPTY)
-    if missing := _TABLES - held:
-        raise JournalDamaged(path, f"the table {min(missing)} is missing")
-    meta = _meta(db)
+    meta = _meta(db) if ("meta", "key") in held else {}
     if "format" not in meta:
         raise JournalDamaged(path, "it does not say its format")
+    if meta["format"] != JOURNAL.current:
+        return  # of another version, which has columns of its own
+    for table, column in _current_columns():
+        if (table, column) not in held:
+            raise JournalDamaged(path, f"the column {column} of the table {table} is missing")
     if not isinstance(meta.get("next_sample"), int):
         raise JournalDamaged(path, "it does not say which number the next sample gets")
 
 
-def _tables(db: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def wrong_types(db: sqlite3.Connection) -> list[str]:
+    """Columns that hold something else than what they were declared for, as a damaged page may."""
+    allowed = {"INTEGER": "'integer'", "REAL": "'real', 'integer'", "TEXT": "'text'"}
+    found = []
+    for (table, column), (kind, required) in _current_columns().items():
+        if table != "meta":
+            types = allowed[kind] if required else f"{allowed[kind]}, 'null'"
+            query = f"SELECT rowid FROM {table} WHERE typeof({column}) NOT IN ({types}) LIMIT 1"
+            if table == "counters":
+                query = query.replace("rowid", "name")
+            found += [
+                f"{column} of row {row} of {table} is no {kind.lower()}" for (row,) in db.execute(query)
+            ]
+    return found
+
+
+def _columns(db: sqlite3.Connection) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Every column of a database by table and name: its type, and whether it must have a value."""
+    rows = db.execute(
+        'SELECT t.name, c.name, c.type, c."notnull" OR c.pk FROM sqlite_master t JOIN pragma_table_info(t.name) c'
+        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"
+    )
+    return {(table, column): (kind, bool(required)) for table, column, kind, required in rows}
+
+
+@cache
+def _current_columns() -> dict[tuple[str, str], tuple[str, bool]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return _columns(db)
 
 
 def _meta(db: sqlite3.Connection) -> dict[str, Any]:

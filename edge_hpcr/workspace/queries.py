@@ -11,7 +11,15 @@ from typing import Any
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.workspace import records
-from edge_hpcr.workspace.database import as_user_errors, check_tables, is_old, open_read_only
+from edge_hpcr.workspace.database import (
+    JournalDamaged,
+    UnreadableEvent,
+    as_user_errors,
+    check_tables,
+    is_old,
+    open_read_only,
+    wrong_types,
+)
 from edge_hpcr.workspace.records import ClassRow, ClassState, Counts, Event, SampleRow, SampleState
 
 SAMPLE_FIELDS = [field.name for field in fields(SampleRow)]
@@ -44,7 +52,10 @@ class Queries:
 
     def _samples(self, condition: str, parameters: Collection[Any] = ()) -> list[SampleRow]:
         rows = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {condition}", parameters)
-        return [to_sample_row(row) for row in rows]
+        try:
+            return [to_sample_row(row) for row in rows]
+        except TypeError as error:
+            raise JournalDamaged(self.path, f"a sample is not of the right types: {error}") from error
 
     # Classes and events -----------------------------------------------------------------------------------------------
 
@@ -55,6 +66,8 @@ class Queries:
             " FROM classes c LEFT JOIN samples s ON s.class_id = c.id"
             " WHERE c.state = 'live' GROUP BY c.id ORDER BY c.id"
         )
+        if not all(isinstance(name, str) for _, name, *_ in rows):
+            raise JournalDamaged(self.path, "the name of a class is no text")
         return [ClassRow(*row) for row in rows]
 
     def class_name(self, class_id: int) -> str | None:
@@ -85,8 +98,7 @@ class Queries:
         try:
             return records.Body.from_json(text)
         except ValueError as error:
-            newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
-            raise UserError(f"journal {self.path}: event {seq} cannot be read ({error}): {newer}") from error
+            raise UnreadableEvent(self.path, seq, error) from error
 
     def stored_events(self, after: int = 0) -> Iterator[tuple[int, float, str, str]]:
         """Every event as it is stored, its body unread; all of them need not fit into memory."""
@@ -201,7 +213,8 @@ class Queries:
         """What SQLite itself finds wrong with the file; `quick` leaves out the indices."""
         check = "quick_check" if quick else "integrity_check"
         answers = [answer for (answer,) in self._rows(f"PRAGMA {check}({most:d})")]
-        return [] if answers == ["ok"] else answers
+        with as_user_errors(self.path):
+            return wrong_types(self._db) if answers == ["ok"] else answers
 
     def broken_references(self) -> list[str]:
         """Rows that speak of others which are missing, or of classes that have ended."""

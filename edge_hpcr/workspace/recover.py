@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256
@@ -18,12 +18,16 @@ from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
 from edge_hpcr.workspace.journal import Journal, apply, note_action
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries, reading
-from edge_hpcr.workspace.records import Body
+from edge_hpcr.workspace.records import Body, SampleRow
 from edge_hpcr.workspace.sample_files import SampleFiles, decode, sample_id_of
 from edge_hpcr.workspace.set_aside import applied_by, bring_back, new_folder
 
 # A check reads the whole file, at some 200 MB/s. A larger journal is only checked by `verify`.
 QUICK_CHECK_BYTES = 64_000_000
+# A damaged page may give a row whose values are of other types.
+_TYPES = {
+    name: {float: float | int, bool: int}.get(kind, kind) for name, kind in get_type_hints(SampleRow).items()
+}
 # Ids that were given in events now lost must not be given again; nobody gives so many between two backups.
 _ID_GAP = 1000
 
@@ -319,7 +323,9 @@ def _row(damaged: sqlite3.Connection | None, sample_id: int, files: SampleFiles)
         row = damaged and damaged.execute(query, (sample_id,)).fetchone()
     except sqlite3.DatabaseError:
         row = None
-    values = dict(zip(SAMPLE_FIELDS, row, strict=True)) if row else _row_of_file(sample_id, files)
+    values = dict(zip(SAMPLE_FIELDS, row, strict=True)) if row else {}
+    if not values or not all(isinstance(values[name], kind) for name, kind in _TYPES.items()):
+        values = _row_of_file(sample_id, files)
     return {**values, "state": "queued", "class_id": None, "held_out": 0, "labelled_seq": None}
 
 

@@ -120,7 +120,7 @@ class SampleFiles:
         try:
             with os.scandir(folder) as entries:
                 return list(entries)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def orphans(self, known: Collection[str]) -> list[str]:
