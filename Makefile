@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check bench browser nginx screenshots docs install install-dev install-device clean
+.PHONY: help run test quick check bench fuzz browser nginx screenshots docs install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ bench: install-dev browser ## measure this machine: a step, exported models, the
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
 	$(BIN)/python -m benchmarks.endurance.faults --out results/faults.json
+
+fuzz: install-dev ## damaged input for everything that reads from outside, ten minutes each (about three hours)
+	$(BIN)/python -m benchmarks.fuzz --out results/fuzz.json
 
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md

@@ -116,7 +116,9 @@ def _run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[s
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 1
-    print(f"{name}: {message}", file=sys.stderr)
+    print(
+        f"{name}: {' '.join(message.splitlines())}", file=sys.stderr
+    )  # also of a file whose name has two lines
     return code
 
 

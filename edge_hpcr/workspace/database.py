@@ -83,7 +83,7 @@ def as_user_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind, the rest its details
-        if code in _DAMAGE:
+        if code in _DAMAGE or str(error) == "unsupported file format":  # which has no number of its own
             raise JournalDamaged(path, str(error)) from error
         if code not in _REASONS:
             raise
