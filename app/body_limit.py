@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from python_multipart.multipart import parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -18,8 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 IMPORT = "/edge/import"  # counts for itself
 LARGEST_BODY = 10_000_000
 UPLOADS = "/gradio_api/upload"
+CLOSED = frozenset({"/gradio_api/process_recording"})  # keeps a film in the system's folder, and edits it
 LARGEST_UPLOAD = 50_000_000  # with all of its files: a picture to try a model on
-MOST_PARTS = 20  # of an upload
+MOST_FILES = 20  # of an upload
+_FILE = b"content-disposition"  # begins each of them
 MOST_KEPT = 200_000_000  # bytes of uploads that Gradio may keep at once
 LONGEST_SILENCE, LONGEST_UPLOAD = 20.0, 600.0  # seconds
 
@@ -34,6 +35,8 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == IMPORT:
             await self.app(scope, receive, send)
+        elif scope["path"] in CLOSED:
+            await PlainTextResponse("the page does not use this\n", 404)(scope, receive, send)
         elif scope["path"] == UPLOADS:
             await self._upload(scope, receive, send)
         else:
@@ -51,8 +54,7 @@ class BodyLimit:
                 )
                 await refusal(scope, receive, send)
                 return
-            _, options = parse_options_header(headers.get("content-type", ""))
-            counted = Counted(receive, LARGEST_UPLOAD, options.get(b"boundary"), LONGEST_UPLOAD)
+            counted = Counted(receive, LARGEST_UPLOAD, MOST_FILES, LONGEST_UPLOAD)
             await self.app(scope, counted, send)
         finally:
             self._expected.remove(size)
@@ -64,11 +66,10 @@ class Counted:
     """A request's `receive`, which ends it with an error once it has sent too much or takes too long."""
 
     def __init__(
-        self, receive: Receive, most: int, boundary: bytes | None = None, seconds: float | None = None
+        self, receive: Receive, most: int, files: int | None = None, seconds: float | None = None
     ) -> None:
         self._receive, self._left = receive, most
-        self._mark = b"--" + boundary if boundary else b""
-        self._marks_left, self._tail = MOST_PARTS + 1, b""  # the last one ends the body
+        self._files_left, self._tail = files, b""
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     async def __call__(self) -> Message:
@@ -79,7 +80,7 @@ class Counted:
             raise HTTPException(408, "the upload took too long: send it again") from error
         part = message.get("body", b"")
         self._left -= len(part)
-        if self._left < 0 or (self._mark and self._too_many_parts(part)):
+        if self._left < 0 or self._has_too_many_files(part):
             raise HTTPException(413, "too much was sent at once: send less, or fewer files")
         return message
 
@@ -88,11 +89,13 @@ class Counted:
             return None
         return max(0.0, min(LONGEST_SILENCE, self._deadline - time.monotonic()))
 
-    def _too_many_parts(self, part: bytes) -> bool:
-        seen = self._tail + part
-        self._marks_left -= seen.count(self._mark)
-        self._tail = seen[-(len(self._mark) - 1) :]  # a mark may be cut in two
-        return self._marks_left < 0
+    def _has_too_many_files(self, part: bytes) -> bool:
+        if self._files_left is None:
+            return False
+        seen = self._tail + part.lower()
+        self._files_left -= seen.count(_FILE)
+        self._tail = seen[1 - len(_FILE) :]  # it may be cut in two
+        return self._files_left < 0
 
 
 def _bytes_in(folder: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from app.body_limit import LARGEST_UPLOAD, BodyLimit
-from app.security import Credentials, Guard, own_token
+from app.security import Credentials, Guard, internal_error, own_token
 from app.tls import AUTO, Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.rules import Rules
@@ -95,6 +95,7 @@ class Server:
         from starlette.middleware import Middleware
 
         from app import page
+        from app.connections import PunctualProtocol
         from app.routes import routes
 
         self._page = page.build(self.studio)
@@ -125,6 +126,7 @@ class Server:
                 "openapi_url": None,
                 "docs_url": None,
                 "redoc_url": None,
+                "exception_handlers": {Exception: internal_error},
                 "middleware": [
                     Middleware(Guard, self._credentials, self.token, self.port),
                     Middleware(BodyLimit, self.temporary),
@@ -132,6 +134,8 @@ class Server:
                 "routes": routes(self.studio),
             },
         )
+        # Made by Gradio, which passes no such option on; uvicorn looks at it for each connection.
+        self._page.server.config.http_protocol_class = PunctualProtocol
         scheme = "https" if self.certificate else "http"
         return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import httpx
@@ -25,7 +25,7 @@ from playwright.sync_api import expect
 from process_parts import ROOT
 from starlette.responses import PlainTextResponse
 
-from app import body_limit, guesses
+from app import body_limit, connections, guesses
 from app.guesses import Guesses, TooManyGuesses
 from app.security import Credentials, Guard, own_token
 from app.tls import Certificate, own_certificate
@@ -169,6 +169,14 @@ def test_every_answer_carries_the_headers(app, path, status):
     policy = answer.getheader("Content-Security-Policy")
     assert "frame-ancestors 'none'" in policy
     assert ("unsafe-eval" in policy) == (path == "/"), "where Gradio's HTML component needs it"
+
+
+def test_an_answer_after_an_error_carries_them_too(app):
+    body = json.dumps({"fn_index": 9999, "data": [], "session_hash": "x"})
+    headers = bearer(app) | {"Content_Type": "application/json"}
+    answer, said = ask(app.port, "/gradio_api/queue/join", "POST", body, **headers)
+    assert answer.status == 500 and b"the program's log says what" in said
+    assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
 
 
 # Passwords ----------------------------------------------------------------------------------------------------------
@@ -386,6 +394,58 @@ def test_other_requests_are_limited_too(app, monkeypatch):
         Content_Type="application/json",
     )  # fmt: skip
     assert answer.status == 413
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/process_recording"])
+def test_what_gradio_offers_and_the_page_does_not_use_is_closed(app, path):
+    kind = f"multipart/form-data; boundary={MARK}"
+    answer, _ = ask(app.port, path, "POST", file_part(b"") + END, **bearer(app), Content_Type=kind)
+    assert answer.status == 404
+
+
+# Slow clients -------------------------------------------------------------------------------------------------------
+
+
+def slow_connection(app: OwnServer) -> socket.socket:
+    """A request that does not come to its end."""
+    slow = socket.create_connection(("127.0.0.1", app.port), 10)
+    slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+    return slow
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_request_must_come_whole_within_a_time_however_it_trickles(app, monkeypatch, first):
+    monkeypatch.setattr(connections, "LONGEST_WAIT", 0.3)
+    with socket.create_connection(("127.0.0.1", app.port), 10) as slow:
+        if first:  # the second request is as slow as another's first
+            slow.sendall(first)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+            for _ in range(400):
+                slow.sendall(b"x")
+                time.sleep(0.05)
+            pytest.fail("it was not closed")
+
+
+def test_an_answer_may_take_longer_than_a_request(app, monkeypatch):
+    monkeypatch.setattr(connections, "LONGEST_WAIT", 0.2)
+    stream = http.client.HTTPConnection("127.0.0.1", app.port, timeout=30)
+    with closing(stream):
+        stream.request("GET", "/gradio_api/heartbeat/x", headers=bearer(app))
+        answer = stream.getresponse()
+        time.sleep(0.5)
+        assert answer.read(4) == b"data"
+        assert not answer.isclosed()
+
+
+def test_slow_connections_beyond_the_limit_make_place(app, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
+    with ExitStack() as slow:
+        for _ in range(60):
+            slow.enter_context(slow_connection(app))
+        for _ in range(5):
+            assert ask(app.port, "/edge/state", **bearer(app))[0].status == 200
 
 
 # https --------------------------------------------------------------------------------------------------------------
