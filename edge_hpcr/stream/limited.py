@@ -18,9 +18,7 @@ if sys.platform != "win32":
     import resource
 
 START_SECONDS = 60.0
-SLACK = (
-    6  # waiting for a processor is not the question's fault: so many times its seconds may pass by the clock
-)
+SLACK = 6  # times its seconds may pass by the clock: waiting for a processor is not the question's fault
 _LENGTH = 8  # bytes of a message's length, before the message
 
 Part = bytes | bytearray | memoryview
@@ -63,9 +61,10 @@ class Helper:
             self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root = Path(edge_hpcr.__file__).parents[1]
+        # The same packages as here, however they were found.
+        places = os.pathsep.join(filter(None, [os.fspath(Path(edge_hpcr.__file__).parents[1]), *sys.path]))
         # OpenBLAS maps memory for every thread that it might use.
-        environment = {**os.environ, "PYTHONPATH": os.fspath(root), "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": places, "OPENBLAS_NUM_THREADS": "1"}
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", self._code, str(self.cpu_seconds), str(self.memory_bytes)],
