@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 from workspace_parts import SMALL
 
 from app import transfers
+from app.body_limit import _bytes_in
 from app.routes import routes
-from app.security import _bytes_in
 from app.studio import Studio
 from app.transfers import upload_name
 from edge_hpcr.workspace import labelled_files
