@@ -35,6 +35,8 @@ COMMANDS = {
     "redo": (WORKSPACE, "do again what was undone last"),
     "verify": (WORKSPACE, "check that a workspace is whole"),
     "recover": (WORKSPACE, "mend a workspace, also one that has lost its journal"),
+    "backup": (WORKSPACE, "copy a workspace to one file, also while it learns"),
+    "restore": (WORKSPACE, "make a workspace from such a file"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),

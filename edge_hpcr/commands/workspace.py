@@ -84,6 +84,14 @@ examples:
 Where the journal and its backup are missing, `learn` refuses: put the journal back if there is a copy. If there is none,
 `recover` begins a new journal with the images that are there, unlabelled in the queue, and sets the checkpoints aside.
 """
+BACKUP_EXAMPLES = """
+examples:
+  python -m edge_hpcr backup parts parts-monday.zip     also while `learn` or the app has it: one moment, and nothing missing
+  python -m edge_hpcr restore parts-monday.zip parts2   into a new or empty folder; every checksum is compared first
+
+The file holds labels, images, settings, the newest checkpoint, published models and results of benchmarks. Settings may
+hold the password of a camera: keep the file as safe as the workspace.
+"""
 
 
 W = Annotated[Path, Argument(metavar="W", help="the workspace's folder")]
@@ -141,6 +149,46 @@ def recover(workspace: W) -> None:
     print(
         f"{workspace} opens: {counts.labels:,} labels, {counts.queued:,} images in the queue; `verify` checks it all"
     )
+
+
+@commands.command(epilog=examples(BACKUP_EXAMPLES))
+def backup(
+    workspace: W, file: Annotated[Path, Argument(metavar="FILE", help="a new .zip, outside of the workspace")]
+) -> int:
+    """Copy a workspace to one file, also while it learns."""
+    from edge_hpcr.workspace.backup import back_up
+
+    held = back_up(workspace, file, _progress("copied"))
+    print(f"backed up {workspace} to {file}: {_contents(held)}")
+    return _say_missing(held.missing)
+
+
+@commands.command(epilog=examples(BACKUP_EXAMPLES))
+def restore(
+    file: Annotated[Path, Argument(metavar="FILE", help="that `backup` has made")],
+    workspace: Annotated[Path, Argument(metavar="W", help="a new or empty folder")],
+) -> int:
+    """Make a workspace from the file of a backup."""
+    from edge_hpcr.workspace.backup import restore as unpack
+
+    held = unpack(file, workspace, _progress("restored"))
+    print(f"restored {file} to {workspace}: {_contents(held)}; every checksum is right")
+    return _say_missing(held.missing)
+
+
+def _contents(held: Any) -> str:
+    saved = f"checkpoint {held.checkpoint}" if held.checkpoint else "no checkpoint yet"
+    return (
+        f"{_count(held.labels, 'label')}, {_count(held.images, 'image')}, {_count(held.events, 'event')}, {saved}, "
+        f"{format_bytes(held.bytes)}"
+    )
+
+
+def _say_missing(missing: int) -> int:
+    if missing:
+        what = f"{_count(missing, 'image')} of the workspace itself missing or damaged: `verify` names them"
+        print(f"edge_hpcr: {what}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 # Labels -----------------------------------------------------------------------------------------------------------

@@ -108,3 +108,4 @@ MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an ex
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
+BACKUP = Format[dict[str, Any]]("backup")  # of a whole workspace, its list of files

@@ -183,16 +183,15 @@ def check_tables(db: sqlite3.Connection, path: Path) -> None:
 def wrong_types(db: sqlite3.Connection) -> list[str]:
     """Columns that hold something else than what they were declared for, as a damaged page may."""
     allowed = {"INTEGER": "'integer'", "REAL": "'real', 'integer'", "TEXT": "'text'"}
+    held = _columns(db)
     found = []
     for (table, column), (kind, required) in _current_columns().items():
-        if table != "meta":
-            types = allowed[kind] if required else f"{allowed[kind]}, 'null'"
-            query = f"SELECT rowid FROM {table} WHERE typeof({column}) NOT IN ({types}) LIMIT 1"
-            if table == "counters":
-                query = query.replace("rowid", "name")
-            found += [
-                f"{column} of row {row} of {table} is no {kind.lower()}" for (row,) in db.execute(query)
-            ]
+        if table == "meta" or (table, column) not in held:
+            continue
+        types = allowed[kind] if required else f"{allowed[kind]}, 'null'"
+        key = "name" if table == "counters" else "rowid"
+        query = f"SELECT {key} FROM {table} WHERE typeof({column}) NOT IN ({types}) LIMIT 1"
+        found += [f"{column} of row {row} of {table} is no {kind.lower()}" for (row,) in db.execute(query)]
     return found
 
 

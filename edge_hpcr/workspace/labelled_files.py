@@ -24,7 +24,7 @@ MAC_EXTRAS = "__MACOSX"
 _LONGEST_ENTRY, _LONGEST_PART = 1000, 255
 _PIECE = 1 << 20
 # What `zipfile` raises on archives that are damaged, or made to look so.
-_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error)
+ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> It
     try:
         with disk_errors(f"{name} cannot be read"):
             bundle = zipfile.ZipFile(source)
-    except _ZIP_DAMAGE as error:
+    except ZIP_DAMAGE as error:
         raise UserError(f"{name} is damaged, no whole zip ({error}): copy or make it again") from error
     with bundle:
         yield _without_top(_zip_files(name, bundle))
@@ -122,7 +122,7 @@ def _read_entry(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, met
                 content += piece
                 if len(content) > MAX_BYTES:
                     raise BadImage(f"{path} cannot be used as an image: it has more than {MAX_BYTES:,} bytes")
-    except (*_ZIP_DAMAGE, OSError) as error:
+    except (*ZIP_DAMAGE, OSError) as error:
         raise BadImage(f"{path} cannot be used as an image: it is damaged in the zip ({error})") from error
     return bytes(content)
 
