@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+import cv2
 import httpx
+import numpy as np
 import pytest
 from browser_parts import OwnServer, chromium, free_port, go_to, open_page, running, wait_for
 from playwright.sync_api import expect
@@ -216,26 +218,42 @@ def test_a_right_password_makes_nobody_elses_guesses_forgotten(quick_waits):
     assert asyncio.run(guess()) > 0.08 - 0.01  # an event loop's clock is coarse
 
 
-def test_a_crowd_of_guesses_from_one_address_is_a_single_turn_before_anybody_elses(monkeypatch):
-    monkeypatch.setattr(guesses, "FIRST_SECONDS", 0.001)
-    monkeypatch.setattr(guesses, "LONGEST_SECONDS", 0.001)
-    ended: list[str] = []
-
-    async def one(lock: Guesses, guess: str, right: bool, address: str) -> None:
-        if await lock.look_at(guess, right, "anna", address) == right:
-            ended.append(guess)
+def test_the_right_password_does_not_wait_for_wrong_ones_and_too_many_of_those_are_not_looked_at(monkeypatch):
+    monkeypatch.setattr(guesses, "FREE", 0)
+    monkeypatch.setattr(guesses, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(guesses, "LONGEST_SECONDS", 600.0)
+    monkeypatch.setattr(guesses, "MOST_WAITING", 50)
+    monkeypatch.setattr(guesses, "MOST_WAITING_IN_ALL", 70)
 
     async def crowd() -> None:
         lock = Guesses()
-        wrong = [asyncio.create_task(one(lock, f"{n}", False, f"2001:db8::{n:x}")) for n in range(50)]
-        await asyncio.sleep(0)
+
+        async def wait_as(address: str, count: int) -> list[asyncio.Task[bool]]:
+            tasks = [
+                asyncio.create_task(lock.look_at(f"{address} {n}", False, "anna", address))
+                for n in range(count)
+            ]
+            await asyncio.sleep(0)
+            return tasks
+
+        waiting = await wait_as("2001:db8::1", 49)
+        assert await lock.look_at("right", True, "anna", "2001:db8::2")
+        waiting += await wait_as("2001:db8::3", 1)  # the same network
+        for guess, right in (("right", True), ("wrong", False)):
+            with pytest.raises(TooManyGuesses):
+                await lock.look_at(guess, right, "anna", "2001:db8::4")
+        assert await lock.look_at("right", True, "anna", "2001:db8:0:1::1")
+        waiting += await wait_as("10.0.0.1", 20)  # now it is crowded
         with pytest.raises(TooManyGuesses):
-            await lock.look_at("one too many", False, "anna", "2001:db8::ffff")
-        await asyncio.gather(*wrong, one(lock, "right", True, "2001:db8:0:1::1"))
-        assert lock._own_lines == {}
+            await lock.look_at("right", True, "anna", "10.0.0.1")
+        assert await lock.look_at("right", True, "anna", "10.0.0.2")
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not lock._waiting
 
     asyncio.run(crowd())
-    assert len(ended) == 51 and ended.index("right") <= 3
 
 
 def test_the_same_wrong_guess_again_is_no_further_guess(monkeypatch):
@@ -291,6 +309,19 @@ def test_events_carry_the_users_name(guarded, app, quick_waits):
 
     assert author_of_a_class(guarded, **by_password(PASSWORD)) == "anna"
     assert author_of_a_class(app, **bearer(app)) == "local"
+
+
+@pytest.mark.slow
+def test_what_is_imported_carries_the_name_of_who_asked_for_it(guarded, quick_waits, tmp_path):
+    for number in range(2):
+        image = np.random.default_rng(number).integers(0, 255, (16, 16, 3), np.uint8)
+        (tmp_path / "imported").mkdir(exist_ok=True)
+        (tmp_path / "imported" / f"{number}.png").write_bytes(cv2.imencode(".png", image)[1].tobytes())
+    request = json.dumps({"do": "import", "path": str(tmp_path)})
+    assert ask(guarded.port, "/edge/act", "POST", request, **by_password(PASSWORD))[0].status == 200
+    journal = guarded.server.studio.journal
+    wait_for(lambda: len(journal.find_labelled(text="imported")) == 2, "the import")
+    assert {*journal.authors_of(journal.find_labelled(text="imported")).values()} == {"anna"}
 
 
 # Uploads ------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 from device_parts import frame_of, publish
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import hidden_character
 from edge_hpcr.stream import Frame
 from edge_hpcr.workspace.records import clean_name
 from export.device.errors import BadModel
@@ -76,6 +79,13 @@ def test_a_name_with_characters_that_nobody_sees_is_no_new_name_but_a_published_
         clean_name(name)
     (label,) = parse_classes([{"id": 1, "name": name}], "manifest.json")
     assert label.name == name
+
+
+@given(st.text("abcXYZ 019", min_size=1), st.characters(categories=["Cf"]), st.integers(0, 20))
+def test_among_latin_letters_no_format_character_is_taken(name: str, hidden: str, place: int):
+    place = min(place, len(name))
+    assert hidden_character(name) is None
+    assert hidden_character(name[:place] + hidden + name[place:]) == hidden
 
 
 @pytest.mark.parametrize("name", GOOD, ids=ascii)
