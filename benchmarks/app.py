@@ -18,8 +18,17 @@ from typer import Argument, Option
 from benchmarks.runner import QUICK_HELP, Facts, run_parts
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.workspace.folder import Taken, Workspace
 
 PAGE_SECONDS, ACKNOWLEDGED_MS, LEARNED_SECONDS, LARGEST_GROWTH = 8.0, 250.0, 2.0, 0.10
+MANY_CLASSES, LARGEST_STATE = 2000, 20_000  # bytes
+MANY_SETTINGS = {
+    "backbone": "reduced_resnet18",
+    "image_size": 32,
+    "memory_bytes": 40_000_000,
+    "idle_steps": 20,
+}
+CATCH_UP_SECONDS = 900.0
 
 # Presses a key, then waits for the message of this very label; both moments by the page's own clock.
 PRESS = """async ([key, name]) => {
@@ -39,6 +48,12 @@ TICKS = """async (count) => {
     if (!answer.ok) throw new Error("the state: " + answer.status);
     await answer.json();
   }
+}"""
+# The bytes of a state: all of it, and what follows when nothing, or a label, has changed.
+SIZES = """async () => {
+  const get = async (since) => { const text = await (await fetch("/edge/state?since=" + since)).text(); return [text.length, JSON.parse(text)]; };
+  const [whole, now] = await get("");
+  return {whole, next: (await get(now.version))[0], waiting: now.waiting, classes: now.classes.length};
 }"""
 # A new picture from the browser's camera, seen by the learner, and then labelled; as often as asked.
 LABELS = """async (count) => {
@@ -67,12 +82,12 @@ commands = cli.new_commands()
 
 @commands.command()
 def app(
-    part: Annotated[str, Argument(help="first_page, use or all")] = "all",
+    part: Annotated[str, Argument(help="first_page, use, many_classes or all")] = "all",
     quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
     out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/app.json"),
 ) -> int:
     """How soon the app's page is there, how soon a label is saved and learned, and what a day costs."""
-    measures = {"first_page": measure_start, "use": measure_use}
+    measures = {"first_page": measure_start, "use": measure_use, "many_classes": measure_many_classes}
     return run_parts(part, {name: partial(each, quick=quick) for name, each in measures.items()}, out)
 
 
@@ -101,6 +116,49 @@ def measure_use(folder: Path, quick: bool) -> Facts:
     return {**parts, "quick": quick, "passed": all(part["passed"] for part in parts.values())}
 
 
+def measure_many_classes(folder: Path, quick: bool) -> Facts:
+    """Key presses among thousands of classes, each with a label that has been learned, and what a page is sent."""
+    count, presses = (200, 10) if quick else (MANY_CLASSES, 100)
+    names = [f"part {number:04}" for number in range(count)]
+    _fill(folder / "workspace", names)
+    with chromium() as browser, running_alone(folder / "workspace") as app:
+        page = open_page(browser, app)
+        expect(page.locator("#frame")).to_be_visible()
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        while (sizes := page.evaluate(SIZES))["waiting"]:
+            if time.monotonic() > deadline:
+                raise UserError("the learner did not catch up")
+            page.wait_for_timeout(1000)
+        sent: list[int] = []
+        page.on(
+            "response", lambda answer: sent.append(len(answer.body())) if "/edge/act" in answer.url else None
+        )
+        labels = press_labels(page, names[:2], presses)
+    largest = max(sizes["next"], *sent)
+    passed = labels["saved_ms"]["p95"] < ACKNOWLEDGED_MS and largest < LARGEST_STATE
+    return {
+        **{
+            "classes": sizes["classes"],
+            "first_state_bytes": sizes["whole"],
+            "next_state_bytes": sizes["next"],
+        },
+        **{"label_answer_bytes": max(sent), "labels": labels, "settings": MANY_SETTINGS, "quick": quick},
+        "passed": passed,
+    }
+
+
+def _fill(folder: Path, names: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    with Workspace.open(folder) as workspace:
+        workspace.change_settings(**MANY_SETTINGS)
+        images = rng.integers(0, 256, (len(names), 32, 32, 3), np.uint8)
+        ids = workspace.take_many([Taken(image, "noise") for image in images])
+        journal = workspace.journal
+        with journal.transaction():
+            for sample_id, name in zip(ids, names, strict=True):
+                journal.label([sample_id], journal.class_named(name))
+
+
 def teach(page: Page, name: str) -> None:
     page.keyboard.press("n")
     page.locator("#new-class-name").fill(name)
@@ -111,27 +169,27 @@ def teach(page: Page, name: str) -> None:
 
 def measure_labels(page: Page, count: int) -> Facts:
     """Key presses while the learner runs flat out: after the first label there is always something to rehearse."""
-    for name in ("odd", "even"):
+    names = ["odd", "even"]
+    for name in names:
         teach(page, name)
+    facts = press_labels(page, names, count)
+    soon = facts["learned_seconds"]["p95"] < LEARNED_SECONDS
+    return {**facts, "passed": soon and facts["saved_ms"]["p95"] < ACKNOWLEDGED_MS}
+
+
+def press_labels(page: Page, names: list[str], count: int) -> Facts:
+    """Label as the first and the second class in turn."""
     saved, learned, busy = [], [], 0
     for number in range(count):
         busy += page.evaluate("document.getElementById('strip').textContent.includes('idle')") is False
-        until_saved, until_learned, message = page.evaluate(
-            PRESS, ["12"[number % 2], ("odd", "even")[number % 2]]
-        )
+        until_saved, until_learned, message = page.evaluate(PRESS, ["12"[number % 2], names[number % 2]])
         if not message.startswith("✓"):
             raise UserError(f"a label was not saved: {message}")
         saved.append(until_saved)
         learned.append(until_learned / 1000)
         page.wait_for_timeout(150)
-    saved_ms, learned_seconds = _spread(saved, 1), _spread(learned, 2)
-    return {
-        "presses": count,
-        "learner_busy": busy,
-        "saved_ms": saved_ms,
-        "learned_seconds": learned_seconds,
-        "passed": saved_ms["p95"] < ACKNOWLEDGED_MS and learned_seconds["p95"] < LEARNED_SECONDS,
-    }
+    times = {"saved_ms": _spread(saved, 1), "learned_seconds": _spread(learned, 2)}
+    return {"presses": count, "learner_busy": busy, **times}
 
 
 def _spread(values: list[float], digits: int) -> dict[str, float]:
