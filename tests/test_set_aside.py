@@ -269,3 +269,18 @@ def test_a_clock_that_is_set_back_changes_no_order(tmp_path, monkeypatch):
     held, applied = learn_all(path)
     assert applied == 10 and held == {*first, *second[:-1]}
     assert whole(path)
+
+
+def test_images_that_were_dropped_after_an_older_journal_was_copied_are_noted_as_gone(two_ages):
+    path, older, _ = two_ages
+    with Workspace.open(path) as workspace:
+        first, second = list(workspace.journal.all_samples())[:2]
+        workspace.forget_images([first.id, second.id])
+    shutil.copy(older, path / "journal.sqlite")
+    with Workspace.open(path) as workspace:
+        assert "2 images that the journal names were dropped after it had been copied" in "\n".join(
+            workspace.report
+        )
+        assert not workspace.journal.sample(first.id).has_image
+        assert workspace.journal.counts().labels == 12
+    assert whole(path)

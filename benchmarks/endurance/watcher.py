@@ -81,8 +81,8 @@ class Watcher:
                 behind = [seq for seq, _, kind, _ in journal.stored_events(applied) if kind != "evict"]
                 problems += [f"events {behind} were not learned"] if behind else []
         for problem in verify_workspace(self.layout.path):
-            # What is not serious (a budget exceeded by an undo, say) is what the next checkpoint mends.
-            if saved or problem.serious:
+            # What is not serious is what the next checkpoint mends, or what a damaged workspace keeps aside.
+            if problem.serious or (saved and not damaged):
                 problems.append(str(problem))
         if saved:
             problems += _leftovers(self.layout)

@@ -20,7 +20,7 @@ from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries, reading
 from edge_hpcr.workspace.records import Body, SampleRow
 from edge_hpcr.workspace.sample_files import SampleFiles, decode, sample_id_of
-from edge_hpcr.workspace.set_aside import applied_by, bring_back, new_folder
+from edge_hpcr.workspace.set_aside import applied_by, bring_back, forget_missing_images, new_folder
 
 # A check reads the whole file, at some 200 MB/s. A larger journal is only checked by `verify`.
 QUICK_CHECK_BYTES = 64_000_000
@@ -138,7 +138,7 @@ def _restore(layout: Layout, place: Path) -> list[str]:
         report.append(f"{queued} images whose entries were lost are in the queue again")
     with closing(Journal(place)) as journal:
         report += bring_back(layout, journal)
-        _forget_missing_images(journal, files)
+        forget_missing_images(journal, files)
     return report
 
 
@@ -168,13 +168,6 @@ def _open_damaged(path: Path) -> sqlite3.Connection | None:
         return open_read_only(path) if path.exists() else None
     except JournalDamaged:
         return None
-
-
-def _forget_missing_images(journal: Journal, files: SampleFiles) -> None:
-    there = set(files.names())
-    missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
-    journal.drop_queued(missing)
-    journal.forget_images(missing)
 
 
 def _put_in_place(layout: Layout, restored: Path) -> list[str]:

@@ -56,7 +56,21 @@ def put_in_order(layout: Layout, journal: Journal) -> list[str]:
         place = new_folder(layout.set_aside / time.strftime("%Y%m%d-%H%M%S"))
         _move([(source, place / name) for source, name in moved])
         _skip_ids(journal, strangers)
+        if foreign and (gone := forget_missing_images(journal, SampleFiles(layout.images))):
+            reasons.append(
+                f"{gone:,} images that the journal names were dropped after it had been copied: labels stay, but cannot be "
+                "learned anew"
+            )
         return [*report, *reasons, f"what was set aside is in {place}"]
+
+
+def forget_missing_images(journal: Journal, files: SampleFiles) -> int:
+    """Note in the journal which of its images are not there; returns how many."""
+    there = set(files.names())
+    missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
+    journal.drop_queued(missing)
+    journal.forget_images(missing)
+    return len(missing)
 
 
 def bring_back(layout: Layout, journal: Journal) -> list[str]:
