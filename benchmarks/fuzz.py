@@ -473,7 +473,9 @@ def _action(folder: Path) -> Parser:
 def _queries() -> st.SearchStrategy[dict[str, str]]:
     names = st.sampled_from(["view", "page", "class", "search", "doubts", "stay", "selected"])
     values = text("queue", "labelled", "0", "1", "1,2,3", "mug", "frame 1", "99999999999999999999")
-    return st.dictionaries(names, values, max_size=5)
+    # As a server reads them: what is no UTF-8 is replaced.
+    readable = values.map(lambda value: value.encode(errors="replace").decode())
+    return st.dictionaries(names, readable, max_size=5)
 
 
 def _query(folder: Path) -> Parser:
