@@ -1,5 +1,6 @@
 """The server behind the page: who may ask, what is answered, and that it starts and ends well."""
 
+import base64
 import http.client
 import itertools
 import json
@@ -18,6 +19,7 @@ from app.feeder import encoded
 from app.security import Credentials, read_credentials, refuse_open_address
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.live import health
 
 PASSWORD = "correct horse"
 
@@ -69,6 +71,26 @@ def jpeg(side: int = 64) -> bytes:
 
 
 # Who may ask --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["app", "guarded"])
+def test_metrics_take_the_token_or_the_password_and_strangers_learn_only_whether_it_is_ready(
+    kind, request, monkeypatch
+):
+    server = request.getfixturevalue(kind)
+    basic = base64.b64encode(f"anna:{PASSWORD}".encode()).decode()
+    key = f"Bearer {server.token}" if kind == "app" else f"Basic {basic}"
+    assert ask(server, "GET", "/metrics", Authorization="Bearer wrong")[0] == 401
+    status, body = ask(server, "GET", "/metrics", Authorization=key)
+    assert status == 200 and b"\nedge_hpcr_labels " in body
+    for limit in ("NEARLY_FULL", "FULL"):
+        monkeypatch.setattr(health, limit, 10**18)
+    wait_for(lambda: ask(server, "GET", "/healthz", Authorization=key)[0] == 503, "a look at the disk")
+    assert ask(server, "GET", "/healthz", Authorization="none") == (503, b"not ready\n")
+    assert b"make room" in ask(server, "GET", "/healthz", Authorization=key)[1]
+    monkeypatch.undo()
+    wait_for(lambda: ask(server, "GET", "/healthz", Authorization="none")[0] == 200, "another look")
 
 
 @pytest.mark.slow
