@@ -178,16 +178,18 @@ class Guard:
         """Who asks, or what to answer to somebody who may not."""
         if self._credentials is not None:
             return await self._by_password(self._credentials, scope, headers, known)
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if self._token is None or known or (kind.lower() == "bearer" and _same(given.strip(), self._token)):
+        if self._token is None:
             return AUTHOR.get()
         query = parse_qsl(scope["query_string"].decode("latin1"), keep_blank_values=True)
-        if not _same(dict(query).get("token", ""), self._token):
-            return HTMLResponse(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
-        rest = urlencode([each for each in query if each[0] != "token"])
-        # One slash: what follows two is a host.
-        clean = f"/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}"
-        return RedirectResponse(clean, 303, {"Set-Cookie": self._set_cookie(scope)})
+        if _same(dict(query).get("token", ""), self._token):  # first: the address is not to keep it
+            rest = urlencode([each for each in query if each[0] != "token"])
+            # One slash: what follows two is a host.
+            clean = f"/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}"
+            return RedirectResponse(clean, 303, {"Set-Cookie": self._set_cookie(scope)})
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if known or (kind.lower() == "bearer" and _same(given.strip(), self._token)):
+            return AUTHOR.get()
+        return HTMLResponse(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
     async def _by_password(
         self, expected: Credentials, scope: Scope, headers: Headers, known: bool

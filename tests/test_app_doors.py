@@ -108,9 +108,18 @@ def test_the_printed_link_gives_a_cookie_and_leads_to_the_clean_address(app):
     assert ask(app.port, "/edge/state", **bearer(app))[0].status == 200
 
 
-def test_the_link_leads_to_no_other_host(app):
-    answer, _ = ask(app.port, f"//evil.example/?token={app.token}")
-    assert answer.getheader("Location") == "/evil.example/"
+def test_the_link_leads_to_the_clean_address_on_every_visit(app):
+    cookie = f"edge-hpcr-{app.port}={app.token}"
+    assert ask(app.port, f"/?token={app.token}", Cookie=cookie)[0].getheader("Location") == "/"
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/", "///evil.example/", "/%5Cevil.example/", "/%0d%0aX:%20y"]
+)
+def test_the_link_leads_to_no_other_host(app, path):
+    answer, _ = ask(app.port, f"{path}?token={app.token}")
+    assert answer.status == 303 and answer.getheader("X") is None
+    assert re.match(r"/[^/\\]", answer.getheader("Location"))
 
 
 def test_whether_it_is_ready_is_told_to_everybody(app):
@@ -190,6 +199,7 @@ def quick_waits(monkeypatch):
     monkeypatch.setattr(guesses, "LONGEST_SECONDS", 0.08)
 
 
+@pytest.mark.slow
 def test_wrong_guesses_wait_whatever_they_say_about_where_they_are_from(guarded, quick_waits):
     begun = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
@@ -205,6 +215,7 @@ def test_wrong_guesses_wait_whatever_they_say_about_where_they_are_from(guarded,
     assert ask(guarded.port, "/edge/state", **by_password(PASSWORD))[0].status == 200
 
 
+@pytest.mark.slow
 def test_a_right_password_makes_nobody_elses_guesses_forgotten(quick_waits):
     async def guess() -> float:
         lock = Guesses()
@@ -459,6 +470,7 @@ def test_a_request_must_come_whole_within_a_time_however_it_trickles(app, monkey
             pytest.fail("it was not closed")
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_a_request(app, monkeypatch):
     monkeypatch.setattr(connections, "LONGEST_WAIT", 0.2)
     stream = http.client.HTTPConnection("127.0.0.1", app.port, timeout=30)
