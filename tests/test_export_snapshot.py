@@ -1,5 +1,7 @@
 """A snapshot is the learner of one moment, and taking it changes nothing."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.accuracy import held_out_ids
 from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.recover import backup_journal
 from export.device.manifest import ClassLabel
 from export.publish.snapshot import (
     held_out_samples,
@@ -155,6 +159,20 @@ def test_a_damaged_checkpoint_is_passed_over_and_left_where_it_is(teaching):
     for folder in folders:
         (folder / "average.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match=r"can be used.*cut short or changed"):
+        snapshot_of_workspace(one.path)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_ahead_of_the_journal_is_not_published(teaching, tmp_path):
+    one = teaching()
+    one.teach(0)
+    backup_journal(one.workspace.layout.journal, tmp_path / "older.sqlite")
+    one.teach(1)
+    one.close()
+    shutil.copy(tmp_path / "older.sqlite", one.path / "journal.sqlite")
+    for folder in Layout(one.path).checkpoint_folders()[:-1]:
+        shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"has learned event .*, and the journal ends with"):
         snapshot_of_workspace(one.path)
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import balanced, held_out_ids
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.set_aside import why_foreign
 from export.device.manifest import ClassLabel
 
 if TYPE_CHECKING:
@@ -84,7 +85,13 @@ def snapshot_of_workspace(path: Path | str) -> Snapshot:
     """Read the newest whole checkpoint, with the names that classes have now; changes nothing."""
     with Workspace.open(path, learning=False) as workspace:
         layout = workspace.layout
-        found, refused = checkpoints.newest(layout, lambda folder: Learner.load(folder, "cpu"))
+
+        def load(folder: Path) -> tuple[Learner, dict[str, Any]]:
+            if why := why_foreign(folder, workspace.journal):
+                raise UserError(f"checkpoint {folder.name} {why}")
+            return Learner.load(folder, "cpu")
+
+        found, refused = checkpoints.newest(layout, load)
         if found is None and refused:
             raise UserError(f"no checkpoint in {layout.checkpoints} can be used: {refused[0][1]}")
         if found is None:
