@@ -125,12 +125,15 @@ def test_copies_share_the_trunk_and_no_checkpoint_holds_it(lite0: Learner, tmp_p
     assert not any(each.requires_grad for each in trunk.on(torch.device("cpu")).parameters())
 
 
-def test_learning_continues_bit_for_bit_after_a_restart(lite0: Learner, tmp_path: Path) -> None:
-    lite0.save(tmp_path / "saved")
+@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_lite0_tuned"])
+def test_learning_continues_bit_for_bit_after_a_restart(backbone: str, tmp_path: Path) -> None:
+    learner = learner_of(backbone)
+    learner.observe(pictures(4), [5, 7, 9, 9])
+    learner.save(tmp_path / "saved")
     restored, _ = Learner.load(tmp_path / "saved", "cpu")
     more = pictures(2, seed=1)
-    assert restored.observe(more, [5, 7]).loss == lite0.observe(more, [5, 7]).loss
-    assert np.array_equal(restored.predict(more).scores, lite0.predict(more).scores)
+    assert restored.observe(more, [5, 7]).loss == learner.observe(more, [5, 7]).loss
+    assert np.array_equal(restored.predict(more).scores, learner.predict(more).scores)
 
 
 def test_other_trunk_weights_are_refused(
@@ -157,6 +160,51 @@ def test_the_second_picture_of_a_class_is_answered() -> None:
         learner.observe(image[None], [number])
     assert learner.predict(images).best.tolist() == [0, 1, 2, 3, 4]
     assert learner.predict(images).similarity.min() > 0.99
+
+
+def test_each_level_of_a_latent_has_its_own_share_once_layout_counts(lite0: Learner) -> None:
+    """The maps of stages 4 and 5 on a grid of 3 x 3, in the order in which the network makes them."""
+    backbone = copy.deepcopy(lite0.network.backbone)
+    backbone.follow(torch.zeros(100, 4016), classes=2)
+    runs = torch.unique_consecutive(backbone.shares, return_counts=True)
+    assert [(round(share, 3), size) for share, size in zip(*map(Tensor.tolist, runs), strict=True)] == [
+        (1.0, 1280),
+        (0.5, 112 * 9),
+        (0.7, 192 * 9),
+    ]
+    seen, hooks = {}, []
+    network = efficientnet_lite0.pretrained()
+    for stage, part in ((4, 11), (5, 15)):
+        hooks.append(
+            network[part].register_forward_hook(lambda *given, stage=stage: seen.update({stage: given[-1]}))
+        )
+    with torch.no_grad():
+        network(floats(pictures(1)))
+    layout = [torch.nn.functional.adaptive_avg_pool2d(seen[stage], 3).flatten() for stage in (4, 5)]
+    expected = torch.cat([efficientnet_lite0._unit(level[None])[0] for level in layout])
+    found = torch.from_numpy(lite0.encode(pictures(1))[0, 0, 1280:])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_tuned_network_starts_as_the_frozen_one_and_its_last_stages_learn() -> None:
+    frozen, tuned = (learner_of(name) for name in ("efficientnet_lite0", "efficientnet_lite0_tuned"))
+    images = pictures(4)
+    with torch.no_grad():
+        features = [each.network.features(each.network.inputs(floats(images))) for each in (frozen, tuned)]
+    torch.testing.assert_close(*features, rtol=1e-3, atol=1e-4)
+    kept = tuned.encode(images)
+    assert kept.shape == (4, 1, 112, SIDE // 16, SIDE // 16)
+    before = copy.deepcopy(tuned.network.backbone.last.state_dict())
+    tuned.observe(images, [5, 7, 9, 9])
+    tuned.rehearse()
+    changed = {
+        name
+        for name, tensor in tuned.network.backbone.last.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
+    # Four blocks, one, and the head.
+    assert {name.split(".")[1] for name in changed} == {"12", "13", "14", "15", "16", "17"}
+    assert np.array_equal(tuned.encode(images), kept)
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,10 @@ def test_images_come_from_the_workspaces_disk_where_the_memory_holds_latents(tmp
         one.close()
 
 
-def test_efficientnet_is_exported_with_its_trunk(tmp_path):
+@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_lite0_tuned"])
+def test_efficientnet_is_exported_with_its_trunk(backbone, tmp_path):
     config = LearnerConfig.recommended(
-        "efficientnet_lite0", height=32, width=32, memory=MemoryConfig(samples=20, codec=LATENT_CODEC)
+        backbone, height=32, width=32, memory=MemoryConfig(samples=20, codec=LATENT_CODEC)
     )
     learner = Learner(config, "cpu")
     images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)

@@ -27,9 +27,8 @@ FILE = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 BATCH_NORM_EPSILON = 1e-3  # TensorFlow's
 STEM, HEAD = 32, 1280
-GRID, GRID_STAGES = 3, (5, 4)  # stages whose maps are latents too, as means over a grid of 3 x 3
-# Of the levels in a feature: layout says less than kind where pictures are photographs.
-SHARES = (1.0, 0.7, 0.5)
+GRID, GRID_STAGES = 3, (4, 5)  # stages whose maps are latents too, as means over a grid of 3 x 3
+GRID_SHARES = (0.5, 0.7)  # of them in a feature: layout says less than kind where pictures are photographs
 LABELS_FOR_LAYOUT = 10  # per class, from which on layout has its whole share: one picture says little of it
 HIDDEN = 64  # of the adapter
 SKETCH = 256  # numbers that the memory keeps of a feature of 4,016
@@ -44,7 +43,7 @@ STAGES = (
     (6, 192, 5, 2, 4),
     (6, 320, 3, 1, 1),
 )
-LAST_GRID = STAGES[GRID_STAGES[0]][1] * GRID**2  # numbers of the later of the two
+LEVELS = (HEAD, *(STAGES[stage][1] * GRID**2 for stage in GRID_STAGES))  # numbers of each
 
 
 class Convolution(nn.Conv2d):
@@ -154,27 +153,30 @@ def _bins(cells: int, side: int) -> Tensor:
     return means
 
 
+def scale_of(stage: int) -> int:
+    """How many pixels a place in this stage's map stands for, in each direction."""
+    return 2 ** (1 + sum(stride == 2 for *_, stride, _ in STAGES[: stage + 1]))
+
+
 class Levels(nn.Module):
     """The network's features beside what two earlier stages see, and where: each level of length one around zero.
 
-    The last features tell kinds of things apart, whatever their place; earlier ones keep the layout, which decides where
+    Its input is that of the network's part number `first`. The last features tell kinds of things apart, whatever their place; earlier ones keep the layout, which decides where
     pictures are unlike ImageNet's (docs/few-labels.md).
     """
 
-    def __init__(self, height: int, width: int) -> None:
+    def __init__(self, height: int, width: int, first: int = 0) -> None:
         super().__init__()
-        self.network = pretrained()
+        self.network, self.first = pretrained()[first:], first
         ends = torch.tensor([blocks for *_, blocks in STAGES]).cumsum(0).tolist()  # the stem is part 0
         self.levels = [ends[stage] for stage in GRID_STAGES]
-        for end in self.levels:
-            scale = 2 ** (1 + sum(stride == 2 for *_, stride, _ in STAGES[: ends.index(end) + 1]))
+        for stage, end in zip(GRID_STAGES, self.levels, strict=True):
             for name, side in (("rows", height), ("columns", width)):
-                self.register_buffer(f"{name}_{end}", _bins(GRID, math.ceil(side / scale)))
-        self.size = HEAD + sum(STAGES[stage][1] * GRID**2 for stage in GRID_STAGES)
+                self.register_buffer(f"{name}_{end}", _bins(GRID, math.ceil(side / scale_of(stage))))
 
-    def forward(self, images: Tensor) -> Tensor:
-        x, found = images, []
-        for number, part in enumerate(self.network):
+    def forward(self, inputs: Tensor) -> Tensor:
+        x, found = inputs, []
+        for number, part in enumerate([nn.Identity(), *self.network], self.first - 1):
             x = part(x)
             if number in self.levels:
                 rows, columns = self.get_buffer(f"rows_{number}"), self.get_buffer(f"columns_{number}")
@@ -190,8 +192,7 @@ def _unit(level: Tensor) -> Tensor:
 @lru_cache(maxsize=2)
 def _levels_trunk(height: int, width: int) -> Trunk:
     """One for all learners of a process: it never changes."""
-    levels = Levels(height, width)
-    return Trunk(levels, (levels.size,), SHA256)
+    return Trunk(Levels(height, width), (sum(LEVELS),), SHA256)
 
 
 @lru_cache(maxsize=1)
@@ -224,8 +225,8 @@ class EfficientNetLite0(Backbone):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
-        self.trunk = _levels_trunk(config.height, config.width)
-        (size,) = self.trunk.latent_shape
+        self.trunk = self.make_trunk(config.height, config.width)
+        size = sum(LEVELS)
         self.feature_size, self.sketch_size = size, SKETCH
         self.adapter = Adapter(size, HIDDEN, torch.Generator().manual_seed(config.seed))
         # Records of features are compared with each other only: cosines survive a random projection.
@@ -235,8 +236,16 @@ class EfficientNetLite0(Backbone):
         self.register_buffer("centre", torch.zeros(size))
         self.register_buffer("seen", torch.zeros(()))
 
+    @staticmethod
+    def make_trunk(height: int, width: int) -> Trunk:
+        return _levels_trunk(height, width)
+
+    def levels(self, inputs: Tensor) -> Tensor:
+        """The latents themselves, unless a part of the network learns."""
+        return inputs
+
     def forward(self, inputs: Tensor, groups: list[int] | None = None) -> Tensor:
-        centred = (inputs - self.centre) * self.shares
+        centred = (self.levels(inputs) - self.centre) * self.shares
         return centred + self.adapter(centred)
 
     def sketch(self, features: Tensor) -> Tensor:
@@ -245,12 +254,12 @@ class EfficientNetLite0(Backbone):
     def follow(self, inputs: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
         """Move the centre to the mean of all samples seen (and a little of the origin); give layout its share."""
         self.seen += len(inputs)
-        step = (inputs - self.centre).sum(0) / (self.seen + CENTRE_PRIOR)
+        step = (self.levels(inputs) - self.centre).sum(0) / (self.seen + CENTRE_PRIOR)
         self.centre += step
         before = self.shares.clone()
         part = (self.seen / classes / LABELS_FOR_LAYOUT).clamp(max=1)
-        self.shares[HEAD:] = part * SHARES[2]
-        self.shares[HEAD : HEAD + LAST_GRID] = part * SHARES[1]
+        for level, share in zip(self.shares.split(LEVELS)[1:], GRID_SHARES, strict=True):
+            level.fill_(part * share)
         return lambda features: (features / before - step) * self.shares
 
 
