@@ -26,7 +26,18 @@ from edge_hpcr.bench.run import (
     papers_options,
 )
 from edge_hpcr.commands import teach
-from edge_hpcr.commands.cli import at_most_one, examples, make_writable, new_commands, refusal
+from edge_hpcr.commands.cli import (
+    DatasetRoot,
+    Device,
+    Fresh,
+    ResultFolder,
+    Threads,
+    at_most_one,
+    examples,
+    make_writable,
+    new_commands,
+    refusal,
+)
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import backbones, checkpoint, methods
@@ -115,15 +126,12 @@ def bench(
     jobs: Annotated[
         int | None, Option(min=1, metavar="N", help="seeds at a time", show_default="one per core")
     ] = None,
-    threads: Annotated[int, Option(min=1, metavar="N", help="of a run")] = 1,
-    device: Annotated[str, Option(help="auto, cpu, cuda or mps")] = "auto",
-    root: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="where datasets are", show_default="$EDGE_HPCR_DATA or ./datasets"),
-    ] = None,
-    out: Annotated[Path, Option(metavar="DIR", help="where results go")] = Path("runs"),
+    threads: Threads = 1,
+    device: Device = "auto",
+    root: DatasetRoot = None,
+    out: ResultFolder = Path("runs"),
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_settings_help())] = None,
-    fresh: Annotated[bool, Option("--fresh", help="forget an earlier run of the same name")] = False,
+    fresh: Fresh = False,
 ) -> int:
     """Learn a dataset task by task in a single pass, and test after each task."""
     if context.invoked_subcommand:

@@ -44,6 +44,16 @@ COMMANDS = {
     "data": ("edge_hpcr.commands.data", "fetch datasets, and list them"),
 }
 
+# Options that several commands have.
+Threads = Annotated[int, typer.Option(min=1, metavar="N", help="of a run")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+DatasetRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="where datasets are", show_default="$EDGE_HPCR_DATA or ./datasets"),
+]
+ResultFolder = Annotated[Path, typer.Option(metavar="DIR", help="where results go")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="forget an earlier run of the same name")]
+
 
 def new_commands(**options: Any) -> typer.Typer:
     """A Typer whose help is plain text."""

@@ -14,7 +14,15 @@ from edge_hpcr.bench import teach_report
 from edge_hpcr.bench.pictures import Pictures
 from edge_hpcr.bench.run import finished_result
 from edge_hpcr.bench.teach import CONTESTANTS, ORDERS, TeachConfig, label_counts, run
-from edge_hpcr.commands.cli import at_most_one, make_writable
+from edge_hpcr.commands.cli import (
+    DatasetRoot,
+    Device,
+    Fresh,
+    ResultFolder,
+    Threads,
+    at_most_one,
+    make_writable,
+)
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import disk_errors
 from edge_hpcr.common.units import parse_setting
@@ -63,18 +71,15 @@ def teach(
     ] = None,
     test: Annotated[int, Option(min=1, metavar="N", help="test pictures a class, at most")] = 50,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, metavar="K", help="of the draws")] = 0,
-    threads: Annotated[int, Option(min=1, metavar="N")] = 1,
-    device: Annotated[str, Option(help="auto, cpu, cuda or mps")] = "auto",
-    root: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="where datasets are", show_default="$EDGE_HPCR_DATA or ./datasets"),
-    ] = None,
-    out: Annotated[Path, Option(metavar="DIR", help="where results go")] = Path("runs"),
+    threads: Threads = 1,
+    device: Device = "auto",
+    root: DatasetRoot = None,
+    out: ResultFolder = Path("runs"),
     settings: Annotated[
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="a setting of the workspace (docs/settings.md)"),
     ] = None,
-    fresh: Annotated[bool, Option("--fresh", help="forget earlier runs of the same names")] = False,
+    fresh: Fresh = False,
 ) -> int:
     """Teach a new workspace's learner and its rivals the same pictures, and test after each number of labels a class."""
     at_most_one(source=source, dataset=dataset)
@@ -89,15 +94,7 @@ def teach(
     if classes is not None and classes > known:
         raise UserError(f"--classes {classes}: {pictures.name} has {known} classes")
     counts = _possible(wanted, pictures)
-    label = "-".join(
-        part
-        for part, differs in (
-            ("validation", validation),
-            (f"steps{steps}", steps is not None),
-            *((text.replace("/", "_"), True) for text in sorted(settings or [])),
-        )
-        if differs
-    )
+    label = _label(validation, steps, settings or [])
     runs = [
         TeachConfig(
             source=pictures.name,
@@ -124,6 +121,16 @@ def teach(
     print(teach_report.table(results))
     _draw(results, out / "plots")
     return 0
+
+
+def _label(validation: bool, steps: int | None, settings: list[str]) -> str:
+    """What sets runs apart from plain ones, for their names."""
+    differs = [
+        *(["validation"] if validation else []),
+        *([] if steps is None else [f"steps{steps}"]),
+        *(text.replace("/", "_") for text in sorted(settings)),
+    ]
+    return "-".join(differs)
 
 
 def _draw(results: list[dict[str, Any]], folder: Path) -> None:
