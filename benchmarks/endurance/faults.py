@@ -47,8 +47,8 @@ KINDS = {
     "damaged checkpoint": 2,
     "full disk": 3,
     "read-only folders": 2,
-    "another source under load": 23,
-    "slow client": 20,
+    "another source under load": 42,
+    "slow client": 42,
 }
 ROUND = sum(KINDS.values())
 FAULTS = 2000
