@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,10 +35,11 @@ from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import Queries, reading
 
+KILL, KILL_WITH_CLOCK_BACK = "kill -9", "clock set back, then kill -9"
 # What is tried, and how often in a round; a process is started for each, except for the last two kinds.
 KINDS = {
-    "kill -9": 12,
-    "clock set back, then kill -9": 4,
+    KILL: 12,
+    KILL_WITH_CLOCK_BACK: 4,
     "damaged page of the journal": 4,
     "journal cut short": 2,
     "missing journal": 2,
@@ -98,42 +100,44 @@ class Round:
     def run(self, counts: dict[str, int]) -> None:
         with Workspace.open(self.layout.path) as workspace:
             workspace.change_settings(**SMALL)
-        kills = ["kill -9"] * counts["kill -9"] + ["clock set back, then kill -9"] * counts[
-            "clock set back, then kill -9"
-        ]
+        kills = [kind for kind in (KILL, KILL_WITH_CLOCK_BACK) for _ in range(counts[kind])]
         older = None
         for number, kind in enumerate(self.rng.permutation(kills)):
-            self._try(str(kind), lambda kind=str(kind), number=number: self.kill(kind, number))
+            self._try(str(kind), partial(self.kill, number))
             if number == min(SNAPSHOT_AT, len(kills) - 1):
                 older = self.save()
         older = older or self.save()
         self.save()
-        damages: dict[str, Callable[[str], None]] = {
-            "damaged page of the journal": lambda kind: self.damaged(kind, self._damage_page),
-            "journal cut short": lambda kind: self.damaged(kind, self._cut_short),
-            "missing journal": lambda kind: self.damaged(
-                kind, lambda layout: _remove_journal(layout.journal)
-            ),
-            "missing journal and backup": self.missing_both,
-            "older journal": lambda kind: self.damaged(
-                kind, lambda layout: (_remove_journal(layout.journal), shutil.copy(older[0], layout.journal))
-            ),
-            "older journal and backup": lambda kind: self.older_both(kind, *older),
-            "damaged checkpoint": lambda kind: self.damaged(kind, self._damage_checkpoint),
-            "full disk": lambda kind: self.trouble(kind, "full disk"),
-            "read-only folders": lambda kind: self.trouble(kind, "read-only"),
-        }
-        for kind, do in damages.items():
+        for kind, do in self._damages(*older).items():
             for _ in range(counts[kind]):
-                self._try(kind, lambda kind=kind, do=do: do(kind))
+                self._try(kind, do)
         for kind, check in (("another source under load", self.sources), ("slow client", self.clients)):
             if counts[kind]:
-                self._try(kind, lambda kind=kind, check=check: check(kind, counts[kind]), counts[kind])
+                self._try(kind, partial(check, counts[kind]), counts[kind])
 
-    def _try(self, kind: str, do: Callable[[], object], times: int = 1) -> None:
+    def _damages(self, journal: Path, expected: Expected, seq: int) -> dict[str, Callable[[str], object]]:
+        """What is done to a copy of the workspace; the journal is an older one, with what was expected of it then."""
+
+        def replace(layout: Layout) -> None:
+            _remove_journal(layout.journal)
+            shutil.copy(journal, layout.journal)
+
+        return {
+            "damaged page of the journal": partial(self.damaged, self._damage_page),
+            "journal cut short": partial(self.damaged, self._cut_short),
+            "missing journal": partial(self.damaged, lambda layout: _remove_journal(layout.journal)),
+            "missing journal and backup": self.missing_both,
+            "older journal": partial(self.damaged, replace),
+            "older journal and backup": partial(self.older_both, journal, expected, seq),
+            "damaged checkpoint": partial(self.damaged, self._damage_checkpoint),
+            "full disk": partial(self.trouble, "full disk"),
+            "read-only folders": partial(self.trouble, "read-only"),
+        }
+
+    def _try(self, kind: str, do: Callable[[str], object], times: int = 1) -> None:
         before = self.report.problem_count
         try:
-            possible = do()
+            possible = do(kind)
         except UserError as error:  # of a watcher that cannot even read what is left
             possible = self.report.complain([f"{kind}: {error}"])
         if possible is False:
@@ -146,8 +150,8 @@ class Round:
 
     # On the workspace itself ------------------------------------------------------------------------------------------
 
-    def kill(self, kind: str, number: int) -> None:
-        back = float(self.rng.uniform(1, LONGEST_BACK)) if kind.startswith("clock") else 0.0
+    def kill(self, number: int, kind: str) -> None:
+        back = float(self.rng.uniform(1, LONGEST_BACK)) if kind == KILL_WITH_CLOCK_BACK else 0.0
         messages = self.victims.live_and_die(self.layout.path, [*self.seed, number], self.rng, back)
         self.report.phases[self.victims.phase()] += 1
         self.watcher.check(self._when(f"{kind} while {self.victims.phase()}"), messages)
@@ -185,7 +189,7 @@ class Round:
             [f"{self._when(kind)}: {len(lost)} of {len(images)} images are gone"] if lost else []
         )
 
-    def damaged(self, kind: str, damage: Callable[[Layout], object]) -> None:
+    def damaged(self, damage: Callable[[Layout], object], kind: str) -> None:
         layout = self._copy()
         images = _names(layout.images)
         damage(layout)
@@ -229,7 +233,7 @@ class Round:
         self.watcher.of_copy(layout).check(self._when(f"{kind}, then back"), self._saved(layout), saved=True)
         shutil.rmtree(layout.path.parent)
 
-    def older_both(self, kind: str, journal: Path, expected: Expected, seq: int) -> None:
+    def older_both(self, journal: Path, expected: Expected, seq: int, kind: str) -> None:
         """What it knew then is the truth again; what it does not know is kept, and new labels are learned."""
         layout = self._copy()
         images = _names(layout.images)
@@ -242,7 +246,7 @@ class Round:
         self.check_images(kind, layout, images)
         shutil.rmtree(layout.path.parent)
 
-    def trouble(self, kind: str, trouble: str) -> bool:
+    def trouble(self, trouble: str, kind: str) -> bool:
         place = self.folder / "disk"
         place.mkdir()
         try:
@@ -261,7 +265,7 @@ class Round:
 
     # In a new workspace -----------------------------------------------------------------------------------------------
 
-    def sources(self, kind: str, times: int) -> None:
+    def sources(self, times: int, kind: str) -> None:
         layout = Layout(self.folder / "fed")
         messages = self.victims.live_and_end(layout.path, "sources", [*self.seed, 30_000], faults=times)
         self._complain_of_ends(kind, messages)
@@ -288,7 +292,7 @@ class Round:
         self.report.labels += len(wanted)
         self.report.complain([f"{self._when(kind)}: {each}" for each in wrong])
 
-    def clients(self, kind: str, times: int) -> None:
+    def clients(self, times: int, kind: str) -> None:
         layout = Layout(self.folder / "served")
         messages = self.victims.live_and_end(layout.path, "clients", [*self.seed, 40_000], faults=times)
         self._complain_of_ends(kind, messages)

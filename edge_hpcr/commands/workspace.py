@@ -34,6 +34,8 @@ examples:
   python -m edge_hpcr status parts            a few lines; works while it learns and while it does not
   python -m edge_hpcr status parts --json     one object, for scripts
 
+Exit code 1: something wants somebody now (its `alarms`), such as a camera that is away or a disk that is nearly full.
+
 The object's fields (null where nothing is known yet):
 {FIELDS}"""
 LABEL_EXAMPLES = """
