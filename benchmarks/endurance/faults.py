@@ -49,8 +49,8 @@ KINDS = {
     "damaged checkpoint": 2,
     "full disk": 3,
     "read-only folders": 2,
-    "another source under load": 42,
-    "slow client": 42,
+    "another source under load": 90,
+    "slow client": 90,
 }
 ROUND = sum(KINDS.values())
 FAULTS = 2000

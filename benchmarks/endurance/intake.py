@@ -23,7 +23,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 Message = dict[str, Any]
-CLASSES, FILES, SIDE = 3, 40, 8  # of a folder: files of each class
+CLASSES, FILES, SIDE = 3, 60, 8  # of a folder: files of each class
 WAIT_SECONDS = 60.0
 BLOCKED_SECONDS = 20.0  # an answer that takes longer is none
 
