@@ -24,8 +24,8 @@ from edge_hpcr.workspace.folder import Taken, Workspace
 
 Message = dict[str, Any]
 CLASSES, FILES, SIDE = 3, 60, 8  # of a folder: files of each class
-WAIT_SECONDS = 60.0
-BLOCKED_SECONDS = 20.0  # an answer that takes longer is none
+WAIT_SECONDS = 240.0
+BLOCKED_SECONDS = 60.0  # an answer that takes longer is none
 
 
 def labelled_folders(folder: Path) -> list[Path]:

@@ -46,8 +46,8 @@ SIDE = 8
 RECENT = 5000  # ids, of which every restart skips a block: people mostly look at what came lately
 FAR_BEHIND = 25  # events; then the labels wait for the learner, or it would never catch up
 ACTIONS_BETWEEN_LOOKS = 5  # into the learner's memory
-CATCH_UP_SECONDS = 60.0
-LIFE_SECONDS = 180  # of one that ends by itself: longer, and it hangs
+CATCH_UP_SECONDS = 240.0
+LIFE_SECONDS = 600  # of one that ends by itself: longer, and it hangs
 TROUBLES = {"full disk": full_disk, "read-only": read_only}
 
 
