@@ -398,6 +398,49 @@ def _journal(folder: Path) -> Parser:
     return parse
 
 
+@cache
+def _backup_file() -> bytes:
+    from edge_hpcr.workspace.backup import back_up
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "backup.zip"
+        back_up(_workspace(Path(folder)), target)
+        return target.read_bytes()
+
+
+def _backups() -> st.SearchStrategy[bytes]:
+    """The archive as bytes, and whole ones with a damaged list of files."""
+    from edge_hpcr.workspace.backup import INDEX
+
+    with zipfile.ZipFile(io.BytesIO(_backup_file())) as bundle:
+        contents = {name: bundle.read(name) for name in bundle.namelist()}
+
+    def packed(listed: bytes) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as bundle:
+            for name, content in {**contents, INDEX: listed}.items():
+                bundle.writestr(name, content)
+        return file.getvalue()
+
+    return damaged([_backup_file()]) | damaged_json([json.loads(contents[INDEX])]).map(packed)
+
+
+def _backup(folder: Path) -> Parser:
+    from edge_hpcr.workspace.backup import restore
+
+    def parse(data: bytes) -> None:
+        (folder / "backup.zip").write_bytes(data)
+        try:
+            restore(folder / "backup.zip", folder / "restored")
+        finally:
+            shutil.rmtree(folder / "restored", ignore_errors=True)
+            assert {path.name for path in folder.iterdir()} == {"backup.zip"}, (
+                "something was left, or led out"
+            )
+
+    return parse
+
+
 def _source(folder: Path) -> Parser:
     from edge_hpcr.stream import open_stream
 
@@ -595,6 +638,7 @@ TARGETS: dict[str, Target] = {
     "settings.json": Target(lambda: damaged_json(_some_settings()), _settings),
     "events of the journal": Target(_events, _event),
     "journal files": Target(_journals, _journal),
+    "backups": Target(_backups, _backup),
     "checkpoints": Target(_checkpoints, _checkpoint),
     "sources": Target(lambda: text(*SOURCES), _source),
     "requests of the page": Target(lambda: damaged_json(_actions()), _action),
