@@ -407,3 +407,19 @@ def test_counters_add_up(journal):
     journal.add_counts({"skipped_duplicate": 3, "skipped_sure": 1})
     journal.add_counts({"skipped_duplicate": 2})
     assert journal.counters() == {"skipped_duplicate": 5, "skipped_sure": 1}
+
+
+def test_a_label_does_not_look_at_all_that_was_ever_done(journal):
+    mug = journal.create_class("mug")
+    (sample,) = journal.add_samples([NewSample(file_bytes=1, digest="", origin="")])
+    numbers = [(seq,) for seq in range(2, 20_002)]
+    with journal.transaction() as db:
+        db.executemany(
+            "INSERT INTO events VALUES (?, 0, 'dismiss', '{\"samples\":[],\"classes\":[]}')", numbers
+        )
+        db.executemany("INSERT INTO actions VALUES (?, 0)", numbers)
+    steps = []
+    journal._db.set_progress_handler(lambda: steps.append(100), 100)
+    journal.label([sample], mug)
+    journal._db.set_progress_handler(None, 0)
+    assert sum(steps) < 5000, "of SQLite's machine"
