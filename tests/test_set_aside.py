@@ -284,3 +284,27 @@ def test_images_that_were_dropped_after_an_older_journal_was_copied_are_noted_as
         assert not workspace.journal.sample(first.id).has_image
         assert workspace.journal.counts().labels == 12
     assert whole(path)
+
+
+@pytest.mark.parametrize("how", ["older", "damaged"])
+def test_images_that_are_put_back_after_the_journal_are_not_deleted(tmp_path, how):
+    """Somebody puts a workspace together from copies: first the journal, then the images."""
+    path, elsewhere = tmp_path / "w", tmp_path / "images"
+    with Workspace.open(path) as workspace:
+        label(workspace, HANDFUL + 5)
+        backup_journal(workspace.layout.journal, tmp_path / "older.sqlite")
+        label(workspace, 1)
+        save(workspace)
+        backup_journal(workspace.layout.journal, workspace.layout.backup)
+    before = pictures(path / "images")
+    (path / "images").rename(elsewhere)
+    if how == "older":
+        (path / "journal.backup.sqlite").unlink()
+        shutil.copy(tmp_path / "older.sqlite", path / "journal.sqlite")
+    else:
+        (path / "journal.sqlite").write_bytes(b"garbage" * 1000)
+    with Workspace.open(path) as workspace:
+        assert workspace.report and not workspace.journal.image_files()
+    shutil.copytree(elsewhere, path / "images", dirs_exist_ok=True)
+    Workspace.open(path).close()
+    assert pictures(path / "images") | away(path) == before

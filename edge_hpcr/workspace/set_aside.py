@@ -137,7 +137,9 @@ def _strange_images(layout: Layout, journal: Journal, mixed: bool) -> list[str]:
     unknown = files.orphans(journal.image_files())
     if not unknown:
         return []
-    dropped = journal.dropped_files()
+    # Where a journal was mended or replaced, an image that was noted as gone may have been put back since.
+    may_be_back = mixed or any(layout.path.glob("damaged-*"))
+    dropped = set() if may_be_back else journal.dropped_files()
     leftovers = [name for name in unknown if name in dropped or name.endswith(WRITING)]
     files.remove(leftovers)
     strangers = sorted(set(unknown).difference(leftovers))
