@@ -59,7 +59,7 @@ class BodyLimit:
         finally:
             self._expected.remove(size)
             if not self._expected:
-                await run_in_threadpool(_remove_unfinished, self._uploads)
+                _remove_unfinished(self._uploads)  # at once: a next upload must not begin meanwhile
 
 
 class Counted:

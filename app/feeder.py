@@ -122,7 +122,9 @@ class Feeder(feeder.Feeder):
             try:
                 stream = self._open(spec, labels)
             except UserError as error:
-                self.problem = str(error)
+                with self._lock:
+                    if not self._chosen:  # or it would be said of the source that was chosen meanwhile
+                        self.problem = str(error)
                 self.stopping.wait(RETRY_SECONDS)
                 continue
             with self._lock:

@@ -174,6 +174,28 @@ def test_a_remembered_source_that_hangs_keeps_nobody_waiting_and_yields_to_one_t
 
 
 @pytest.mark.slow
+def test_a_remembered_source_that_is_refused_late_is_no_problem_of_the_chosen_one(feeder, monkeypatch):
+    monkeypatch.setattr("app.feeder.OPEN_SECONDS", 0.01)
+    begun, go_on, opens = threading.Event(), threading.Event(), feeder._open
+
+    def refuse_slowly(spec, labels):
+        if spec == "browser":
+            return opens(spec, labels)
+        begun.set()
+        assert go_on.wait(60)
+        raise UserError("it is gone")
+
+    monkeypatch.setattr(feeder, "_open", refuse_slowly)
+    feeder.resume("remembered", "none")
+    assert begun.wait(60)
+    feeder.choose("browser")
+    go_on.set()
+    feeder.stopping.set()  # ends its wait
+    wait_for(lambda: not [each for each in threading.enumerate() if each.name == "remembered source"], "its end")
+    assert feeder.problem is None
+
+
+@pytest.mark.slow
 def test_a_page_chooses_and_imports_only_what_the_rules_allow(tmp_path):
     pictures(tmp_path / "allowed" / "mug", 1)
     pictures(tmp_path / "other" / "mug", 1)

@@ -363,6 +363,7 @@ def test_the_status_of_a_learner_that_runs(run, path):
         "classes": status["test_then_train"]["classes"],
     }
     assert sum(part["labels"] for part in status["test_then_train"]["classes"].values()) == 4
+    assert all(type(part["labels"]) is int for part in status["test_then_train"]["classes"].values())
     lines = {line[:17].strip(): line[17:] for line in text.splitlines()}
     assert lines["doing"] == f"learning (process {os.getpid()}, on cpu, step 12, 1 events to learn)"
     assert lines["memory"] == "▓▓▓▓░░░░ 1.00 MB of 2.00 MB, 570 samples"

@@ -86,14 +86,14 @@ class _Recent(_Part):
 
 class _TestThenTrain(_Recent):
     recent: _Recent
-    classes: dict[str, dict[str, float]] = {}
+    classes: dict[str, dict[str, int | float]] = {}
 
 
 class _HeldOut(_Part):
     accuracy: float | None
     samples: Count
     step: Count = 0
-    classes: dict[str, dict[str, float]] = {}
+    classes: dict[str, dict[str, int | float]] = {}
     confusion: list[tuple[int, int, int]] = []
 
 
