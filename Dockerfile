@@ -67,9 +67,9 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENV EDGE_HPCR_DATA=/data/datasets
 VOLUME /data
 EXPOSE 7860
-# No proxy: one that the environment names would be asked for 127.0.0.1 too.
+# No proxy: one that the environment names would be asked for 127.0.0.1 too. The second address is that of --tls.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s \
-    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:7860/healthz', timeout=8)"]
+    CMD ["python", "-c", "import ssl\nfrom urllib.request import HTTPSHandler, ProxyHandler, build_opener\nask = build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context())).open\ntry:\n    ask('http://127.0.0.1:7860/healthz', timeout=8)\nexcept Exception:\n    ask('https://127.0.0.1:7860/healthz', timeout=8)"]
 # The app listens to others only with a password: EDGE_HPCR_AUTH holds user:password, or --auth names a file.
 ENTRYPOINT ["python"]
 CMD ["-m", "app", "--workspace", "/data/workspace", "--host", "0.0.0.0"]

@@ -191,7 +191,9 @@ def test_a_remembered_source_that_is_refused_late_is_no_problem_of_the_chosen_on
     feeder.choose("browser")
     go_on.set()
     feeder.stopping.set()  # ends its wait
-    wait_for(lambda: not [each for each in threading.enumerate() if each.name == "remembered source"], "its end")
+    wait_for(
+        lambda: not [each for each in threading.enumerate() if each.name == "remembered source"], "its end"
+    )
     assert feeder.problem is None
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ import cv2
 import pytest
 from device_parts import frame_of, publish
 from test_skeleton import ROOT, make
+
+from app.tls import own_certificate
 
 # A package that the device's image lacks, made impossible to import.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['gradio'] = None\n"
@@ -123,9 +126,10 @@ class _App(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
 def test_the_trainers_health_is_that_of_the_app(
-    status: int | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int | None, code: int, tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Nobody listens there: a check that asked the proxy would fail.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -137,6 +141,10 @@ def test_the_trainers_health_is_that_of_the_app(
             server.server_close()  # nobody listens
             assert run(command, tmp_path).returncode == code
             return
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(own_certificate(tmp_path / "tls.pem", "127.0.0.1").file)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert run(command, tmp_path).returncode == code
         server.shutdown()
