@@ -1,6 +1,7 @@
 """A workspace as one file: taken while it learns, restored whole or not at all."""
 
 import json
+import os
 import shutil
 import sqlite3
 import time
@@ -81,6 +82,20 @@ def test_a_restored_workspace_holds_all_that_the_first_one_held(path, tmp_path, 
         assert copy.journal.events_after(0) == first.journal.events_after(0)
     assert (tmp_path / "b.zip").stat().st_mode & 0o777 == 0o600, "settings may hold a password"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["b.zip", "copy", "w"], "nothing else is left"
+
+
+def test_nobody_else_can_read_the_journal_while_it_is_copied(path, tmp_path):
+    modes = set()
+    before = os.umask(0o022)  # which an open workspace has narrowed
+    try:
+        back_up(path, tmp_path / "b.zip", lambda *_: modes.update(_modes(tmp_path)))
+    finally:
+        os.umask(before)
+    assert modes == {0o600}
+
+
+def _modes(folder: Path) -> set[int]:
+    return {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()}
 
 
 def test_an_image_that_is_missing_in_the_workspace_is_said_and_the_rest_is_copied(path, tmp_path, capsys):

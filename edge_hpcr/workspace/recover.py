@@ -197,6 +197,7 @@ def backup_journal(journal: Path, path: Path) -> None:
     temporary = path.with_name(path.name + WRITING)
     with disk_errors(f"cannot write the journal's backup {path}"):
         temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600)  # a backup may lie in a folder that others can read
         with (
             closing(open_read_only(journal)) as source,
             closing(sqlite3.connect(temporary)) as copy,
