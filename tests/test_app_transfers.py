@@ -152,6 +152,13 @@ def test_a_folder_that_is_missing_is_told_as_a_sentence(app, tmp_path):
     assert result["phase"] == "failed" and result["message"].endswith("there is no such folder or zip file")
 
 
+@pytest.mark.parametrize("path", ["/", "/proc", "/sys/class"])
+def test_a_folder_of_the_system_is_not_imported(app, path):
+    app.act(do="import", path=path)
+    result = app.ended()
+    assert result["phase"] == "failed" and "is a folder of the system's" in result["message"]
+
+
 @pytest.mark.slow
 def test_an_uploaded_zip_is_imported_under_its_own_name_and_nothing_is_left_of_it(app):
     content = zipped(MUGS)

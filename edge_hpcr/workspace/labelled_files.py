@@ -16,7 +16,7 @@ from edge_hpcr.common.files import disk_errors
 from edge_hpcr.common.text import as_text, natural_order
 from edge_hpcr.stream.contract import BadFile
 from edge_hpcr.stream.decode import MAX_BYTES, BadImage, read_bytes
-from edge_hpcr.stream.folder import walk
+from edge_hpcr.stream.folder import require_folder, walk
 
 MOST_ENTRIES = 200_000  # in a zip
 MOST_BYTES = 20_000_000_000  # of a zip, unpacked
@@ -40,7 +40,10 @@ def check_source(source: Path, called: Path | None = None) -> None:
     with disk_errors(f"{name} cannot be read"):
         if not source.exists():
             raise UserError(f"{name}: there is no such folder or zip file")
-        if source.is_dir() or (source.is_file() and zipfile.is_zipfile(source)):
+        if source.is_dir():
+            require_folder(source)  # refuses those of the system, which are endless
+            return
+        if source.is_file() and zipfile.is_zipfile(source):
             return
     raise UserError(f"{name} is no folder and no whole zip file: name one with a folder for each class")
 
