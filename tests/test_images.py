@@ -502,6 +502,15 @@ def test_a_picture_that_takes_too_much_memory_is_a_bad_one(helper, photo):
     np.testing.assert_array_equal(decode_image(encoded(photo, "BMP"), "good"), photo)
 
 
+@pytest.mark.slow
+def test_a_picture_is_not_bad_because_somebody_ended_the_helper_before(helper, photo):
+    used = helper()
+    for _ in range(2):
+        np.testing.assert_array_equal(decode_image(encoded(photo, "BMP"), "good"), photo)
+        used._process.kill()
+        used._process.wait()
+
+
 @pytest.mark.parametrize(
     ("data", "plain"),
     [
@@ -524,6 +533,7 @@ def test_only_a_picture_whose_header_shows_that_it_is_cheap_is_decoded_without_l
     assert decode._is_plain(data) == plain
 
 
+@pytest.mark.slow
 def test_an_answer_of_the_helper_can_be_changed_like_every_picture(photo):
     image = decode_image(encoded(photo, "BMP"), "picture")
     image[:] = 7

@@ -42,6 +42,8 @@ class Helper:
 
     def ask(self, question: bytes) -> bytearray:
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # somebody ended it while it waited, which is no fault of this question
             process = self._process = self._process or self._start()
             try:
                 with _killed_after(process, SLACK * self.cpu_seconds):
