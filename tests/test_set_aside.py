@@ -308,3 +308,25 @@ def test_images_that_are_put_back_after_the_journal_are_not_deleted(tmp_path, ho
     shutil.copytree(elsewhere, path / "images", dirs_exist_ok=True)
     Workspace.open(path).close()
     assert pictures(path / "images") | away(path) == before
+
+
+def test_images_that_are_gone_are_noted_although_the_setting_aside_is_cut_short(two_ages, monkeypatch):
+    path, older, _ = two_ages
+    with Workspace.open(path) as workspace:
+        first = next(workspace.journal.all_samples())
+        workspace.forget_images([first.id])
+    shutil.copy(older, path / "journal.sqlite")
+    move = set_aside._move
+
+    def move_and_die(moves) -> None:
+        move(moves)
+        if moves:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(set_aside, "_move", move_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        Workspace.open(path)
+    monkeypatch.undo()
+    with Workspace.open(path) as workspace:
+        assert not workspace.journal.sample(first.id).has_image
+    assert whole(path)

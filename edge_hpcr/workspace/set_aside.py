@@ -53,14 +53,15 @@ def put_in_order(layout: Layout, journal: Journal) -> list[str]:
             )
         if not moved:
             return report
-        place = new_folder(layout.set_aside / time.strftime("%Y%m%d-%H%M%S"))
-        _move([(source, place / name) for source, name in moved])
-        _skip_ids(journal, strangers)
+        # Before the checkpoints go, whose being here is the only sign of it: a kill may come in between.
         if foreign and (gone := forget_missing_images(journal, SampleFiles(layout.images))):
             reasons.append(
                 f"{gone:,} images that the journal names were dropped after it had been copied: labels stay, but cannot be "
                 "learned anew"
             )
+        place = new_folder(layout.set_aside / time.strftime("%Y%m%d-%H%M%S"))
+        _move([(source, place / name) for source, name in moved])
+        _skip_ids(journal, strangers)
         return [*report, *reasons, f"what was set aside is in {place}"]
 
 
