@@ -23,7 +23,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 Message = dict[str, Any]
-CLASSES, FILES, SIDE = 3, 60, 8  # of a folder: files of each class
+CLASSES, FEWEST_FILES, MOST_FILES, SIDE = 3, 5, 60, 8  # of a folder: files of each class
 WAIT_SECONDS = 240.0
 BLOCKED_SECONDS = 60.0  # an answer that takes longer is none
 
@@ -33,11 +33,11 @@ def labelled_folders(folder: Path) -> list[Path]:
     return [folder.with_name(f"{folder.name}-source-{number}") for number in range(2)]
 
 
-def _fill(folder: Path, rng: np.random.Generator) -> None:
+def _fill(folder: Path, files: int, rng: np.random.Generator) -> None:
     for number in range(CLASSES):
         place = folder / f"class {number}"
         place.mkdir(parents=True)
-        for file in range(FILES):
+        for file in range(files):
             image = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
             cv2.imwrite(str(place / f"{file}.png"), image)
 
@@ -47,7 +47,7 @@ def change_sources(order: Message, send: Callable[[Message], None]) -> None:
     rng, folder = np.random.default_rng(order["seed"]), Path(order["folder"])
     sources = labelled_folders(folder)
     for source in sources:
-        _fill(source, rng)
+        _fill(source, min(MOST_FILES, FEWEST_FILES + order["faults"]), rng)
     with Workspace.open(folder) as workspace:
         workspace.change_settings(**ROOMY)
         live = LiveLearner(workspace)
