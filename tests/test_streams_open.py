@@ -148,8 +148,13 @@ def test_an_address_of_this_network_is_refused_where_only_public_ones_are_allowe
     assert "--allow-private-sources" in message and "\n" not in message and "p@ss" not in message
 
 
+def test_a_public_rtsp_camera_is_refused_there_too_because_it_may_redirect_anywhere():
+    with pytest.raises(UserError, match="RTSP camera may send its reader on"):
+        open_stream("RTSP://8.8.8.8/x", rules=Rules(private=False))
+
+
 def test_a_public_address_passes_and_a_private_one_where_it_is_allowed():
-    Rules(private=False).check_address("rtsp://user:secret@8.8.8.8:554/stream")
+    Rules(private=False).check_address("http://user:secret@8.8.8.8:554/stream")
     Rules(private=False).check_address("http://[2001:4860:4860::8888]/stream")
     Rules().check_address("rtsp://192.168.0.7/stream")
 

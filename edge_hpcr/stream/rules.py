@@ -41,6 +41,11 @@ class Rules:
         """Refuse an address that leads to this machine or its network; one that cannot be looked up passes."""
         if self.private:
             return
+        if urlsplit(url).scheme.lower().startswith("rtsp"):  # FFmpeg follows it anywhere, whatever it is told
+            raise UserError(
+                "an RTSP camera may send its reader on to any address: start the app with --allow-private-sources to "
+                "allow such cameras"
+            )
         for host in _hosts(url):
             try:
                 found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
