@@ -213,7 +213,7 @@ class EfficientNetLite0(Backbone):
         # features cannot drift far, and there is little to distil. Sample pairs cost accuracy as well.
         "method_options": {"alpha": 0.0, "beta": 0.0, "smallest_batch": 1_000_000},
         "optimiser": "adam",
-        "lr": 1e-4,
+        "lr": 1e-5,
         "proxy_lr": 3e-3,
         "replay": 100,
         "ema_decay": 0.9,
