@@ -25,6 +25,7 @@ from workspace_parts import FROM_SCRATCH
 from app.server import Server
 from edge_hpcr.workspace.folder import Workspace
 
+PASSWORD = "correct horse"  # of the app that the fixture `guarded` starts
 PATIENCE = 40_000  # milliseconds: two busy cores may take long
 expect.set_options(timeout=PATIENCE)
 

@@ -74,3 +74,16 @@ def browser(one_browser):
     yield one_browser
     for context in one_browser.contexts:
         context.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """The app of Anna, who has a password."""
+    from browser_parts import PASSWORD, running  # most tests need no app
+
+    from app.security import Credentials
+
+    with running(
+        tmp_path_factory.mktemp("guarded") / "workspace", credentials=Credentials("anna", PASSWORD)
+    ) as app:
+        yield app

@@ -22,7 +22,7 @@ import cv2
 import httpx
 import numpy as np
 import pytest
-from browser_parts import OwnServer, chromium, free_port, go_to, open_page, running, wait_for
+from browser_parts import PASSWORD, OwnServer, chromium, free_port, go_to, open_page, running, wait_for
 from playwright.sync_api import expect
 from process_parts import ROOT
 from starlette.responses import PlainTextResponse
@@ -34,20 +34,12 @@ from app.tls import Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.records import Body
 
-PASSWORD = "correct horse"
 COOKIE = re.compile(r"edge-hpcr-\d+=[\w-]{43}")
 
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
     with running(tmp_path_factory.mktemp("doors") / "workspace") as app:
-        yield app
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("guarded") / "workspace"
-    with running(folder, credentials=Credentials("anna", PASSWORD)) as app:
         yield app
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from browser_parts import App, OwnServer, free_port, running, running_alone, wait_for
+from browser_parts import PASSWORD, App, OwnServer, free_port, running, running_alone, wait_for
 from process_parts import ROOT
 
 from app.feeder import encoded
@@ -21,19 +21,10 @@ from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import health
 
-PASSWORD = "correct horse"
-
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
     with running(tmp_path_factory.mktemp("server") / "workspace") as app:
-        yield app
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("guarded") / "workspace"
-    with running(folder, credentials=Credentials("anna", PASSWORD)) as app:
         yield app
 
 
