@@ -221,7 +221,16 @@ class Learner:
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.method.add_class()
         self.class_ids.append(class_id)
+        self._extend_records(len(self.class_ids) - 1)
         return len(self.class_ids) - 1
+
+    @torch.no_grad()
+    def _extend_records(self, column: int) -> None:
+        """What the records of held samples say of a class that has come since, if the method wants to know."""
+        if self.method.extends_logits:
+            proxy = self.network.backbone.sketch(self.network.proxies[column : column + 1])
+            direction = F.normalize(proxy, dim=1)[0] / self.config.tau
+            self.memory.extend_logits(column, direction.cpu().numpy())
 
     @_exclusive
     def drop_class(self, class_id: int) -> int:
@@ -366,6 +375,8 @@ class Learner:
             features = network.features(self._plain(inputs))
             for column in new:
                 network.proxies[column] = features[columns == column].mean(0)
+        for column in new:
+            self._extend_records(column)
 
     @_exclusive
     def rehearse(self) -> StepReport | None:

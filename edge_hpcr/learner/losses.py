@@ -106,18 +106,21 @@ def temperature_multiplier(
     raise ValueError(f"unknown temperature schedule {schedule!r}: one of {SCHEDULES}")
 
 
-def pcd(logits: Tensor, old_logits: Tensor, known: Tensor, eligible: Tensor, counts: Tensor) -> Tensor:
+def pcd(logits: Tensor, old_logits: Tensor, held: Tensor, counts: Tensor) -> Tensor:
     """eq. pcd, minimised: `(1/N) sum_c k_c (o_c - o*_c)^2`, N the number of labels that `counts` counts.
 
-    The first `known[i]` classes existed when row i was stored: no other may be distilled. Rows that are not `eligible`
-    add nothing, but still count in the mean, so that a sample's weight does not depend on its neighbours.
+    `held` [rows, classes] says which logits are held to the record. Those that are not add nothing, but still count in
+    the mean, so that a sample's weight does not depend on its neighbours.
     """
     if len(logits) == 0:
         return logits.sum()
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    allowed = (columns[None, :] < known[:, None]) & eligible[:, None]
-    squared = torch.where(allowed, logits - old_logits, 0.0).square()
+    squared = torch.where(held, logits - old_logits, 0.0).square()
     return (squared * (counts / counts.sum())).sum(1).mean()
+
+
+def known_classes(known: Tensor, num_classes: int) -> Tensor:
+    """Row i is true for the first `known[i]` classes: those that existed when its record was made."""
+    return torch.arange(num_classes, device=known.device)[None, :] < known[:, None]
 
 
 def scd(features: Tensor, old_features: Tensor, eligible: Tensor, tau: float) -> Tensor:

@@ -193,6 +193,12 @@ class ReplayMemory:
         if self.stores_logits:
             self._logits.widen()
 
+    def extend_logits(self, column: int, direction: np.ndarray) -> None:
+        """Record for a class that came after the samples how far their features point in its direction."""
+        values = self._features.head(self._count).astype(np.float32) @ direction
+        for logits in self._logits.views(self._count):
+            logits[:, column], values = to_precision(values[: len(logits)], self._logits.dtype), values[len(logits) :]
+
     def update(self, *batch: Any, **options: Any) -> None:
         """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
         self.admit(self.offer(*batch, **options))

@@ -113,6 +113,8 @@ class Method:
     closed_form: ClassVar[bool] = False
     stores_logits: bool = False
     stores_features: bool = False
+    # A record gets a logit for a class that comes later: the cosine of its features with the class's first proxy.
+    extends_logits: bool = False
     # A reference row that sees the whole data shuffled instead of task by task, and how often.
     shuffled_passes: ClassVar[int] = 0
     samples_per_step: ClassVar[int] = 10

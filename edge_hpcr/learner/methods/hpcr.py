@@ -17,7 +17,7 @@ PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
 
 # What the ablation rows switch off, each on top of the one before it.
 NO_SCD: dict[str, Any] = {"beta": 0.0}
-NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distil": "older"}
+NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distil": "older", "distil_new": "none"}
 NO_TEMPERATURE = NO_DISTILLATION | {"tau_high": 1.0, "tau_low": 1.0, "cycle": 1, "schedule": "constant"}
 
 
@@ -30,11 +30,13 @@ class Config:
     schedule: str = "reciprocal"  # or "cosine", or "constant": no temperature component
     alpha: float = 0.1  # of PCD
     distil: str = "older"  # or "always"
+    distil_new: str = "initial"  # PCD for classes that came after a record: "initial", "zero" or "none"
     beta: float = 0.5  # of SCD
 
     def __post_init__(self) -> None:
         one_of("schedule", self.schedule, losses.SCHEDULES)
         one_of("distil", self.distil, ("older", "always"))
+        one_of("distil_new", self.distil_new, ("initial", "zero", "none"))
         if not 0 < self.tau_low <= self.tau_high:
             raise UserError(f"tau_low {self.tau_low}, tau_high {self.tau_high}: give 0 < tau_low <= tau_high")
         if self.cycle < 1:
@@ -53,7 +55,9 @@ class HPCR(Method):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         # What nothing is distilled from need not be kept.
-        self.stores_logits, self.stores_features = self.config.alpha > 0, self.config.beta > 0
+        self.stores_logits = self.config.alpha > 0
+        self.extends_logits = self.stores_logits and self.config.distil_new == "initial"
+        self.stores_features = self.config.beta > 0 or self.extends_logits
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.contrast(batch) * self.multiplier(batch)
@@ -86,10 +90,17 @@ class HPCR(Method):
         return torch.ones_like(older) if self.config.distil == "always" else older
 
     def proxy_distillation(self, batch: Batch) -> Tensor:
-        """eq. pcd over the replayed rows."""
+        """eq. pcd over the replayed rows.
+
+        The authors' classifier has every proxy from the start, so their records also hold an image away from classes
+        that nobody had seen. Here the memory gives a record that logit when the class comes: its cosine with the
+        class's first proxy ("initial"), or zero.
+        """
         records, counts = batch.records, losses.class_counts(batch.labels, batch.num_classes)
-        logits = batch.logits[batch.replayed]
-        return losses.pcd(logits, records.logits, records.known, self.distillable(batch), counts)
+        held = self.distillable(batch)[:, None].expand_as(records.logits)
+        if self.config.distil_new == "none":
+            held = held & losses.known_classes(records.known, batch.num_classes)
+        return losses.pcd(batch.logits[batch.replayed], records.logits, held, counts)
 
     def sample_distillation(self, batch: Batch) -> Tensor:
         """eq. scd over the replayed rows."""
