@@ -154,12 +154,12 @@ def test_a_method_can_choose_what_to_replay_as_mir_does(learner_of, two_tasks) -
 class GSS(Probe):
     """Offers only the half of the incoming samples that are least like each other."""
 
-    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray:
+    def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None]:
         count = batch.incoming_rows // 2  # the other half are their views
         unit = F.normalize(batch.features[:count].detach(), dim=1)
         likeness = (unit @ unit.T).fill_diagonal_(-1).amax(1)
         self.stored = likeness.argsort()[: count // 2].numpy()
-        return self.stored
+        return dict.fromkeys(self.stored.tolist())
 
 
 def test_a_method_can_choose_what_to_store_as_gss_does(learner_of, digit_batches) -> None:
@@ -176,8 +176,8 @@ def test_a_method_can_choose_what_to_store_as_gss_does(learner_of, digit_batches
 class Picky(Probe):
     """Offers nothing at all."""
 
-    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray:
-        return np.empty(0, np.int64)
+    def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None]:
+        return {}
 
 
 def test_a_method_may_store_nothing_of_a_batch(learner_of, digit_batches) -> None:

@@ -360,10 +360,12 @@ def test_hpcr_is_the_sum_of_its_components_with_their_weights() -> None:
 def test_distillation_is_over_the_replayed_rows_weighted_by_the_whole_batch() -> None:
     batch = make_batch()
     distances = (batch.logits[6:] - batch.records.logits) ** 2
-    # The first three are older than class 2, which they did not know: only classes 0 and 1 count.
-    counts = {0: 3, 1: 4}
-    expected = sum(counts[c] * distances[row, c].item() / 10 for row in (0, 1, 2) for c in counts) / 4
-    assert HPCR().proxy_distillation(batch).item() == pytest.approx(expected)
+    # The first three are older than class 2, which they did not know.
+    counts = {0: 3, 1: 4, 2: 3}
+    parts = {c: sum(n * distances[row, c].item() / 10 for row in (0, 1, 2)) / 4 for c, n in counts.items()}
+    assert HPCR().proxy_distillation(batch).item() == pytest.approx(sum(parts.values()))
+    known_alone = HPCR(Config(distil_new="none")).proxy_distillation(batch).item()
+    assert known_alone == pytest.approx(parts[0] + parts[1])
 
 
 def test_only_records_older_than_the_newest_class_are_distilled_unless_always_is_asked_for() -> None:
