@@ -22,5 +22,5 @@ def after_virtual_step(view: StepView, inputs: np.ndarray, columns: np.ndarray) 
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.grad is not None:
-                parameter -= view.lr * parameter.grad
+                parameter.sub_(view.lr * parameter.grad)
     return network.eval().requires_grad_(False)
