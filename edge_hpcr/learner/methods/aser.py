@@ -11,7 +11,6 @@ from edge_hpcr.learner import losses
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods.contract import Batch, HeldSamples, Method, StepView
 
-
 PAPER_OPTIONS = {"cifar10": {"per_class": 9}, "cifar100": {"per_class": 2}, "mini_imagenet": {"per_class": 3}}
 
 
