@@ -47,7 +47,9 @@ class GMED(ER):
                 for net in (later, now)
             ]
             (gradient,) = torch.autograd.grad(losses[0] - (1 + self.config.beta) * losses[1], [images])
-        edited = images.detach() + self.config.alpha * gradient
+        edited = (images.detach() + self.config.alpha * gradient).clamp(
+            0, 1
+        )  # colours have no meaning outside
         self.edited = replace(drawn, inputs=edited.permute(0, 2, 3, 1).mul(255).cpu().numpy())
         return self.edited
 
