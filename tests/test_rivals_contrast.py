@@ -74,18 +74,17 @@ def test_er_dvc_adds_the_losses_of_incoming_and_replayed_samples(small_learner, 
         return seen[-1][1]
 
     method.loss = spy
-    with torch.no_grad():
-        joint = learner.network.extra["joint"].weight
-        joint.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=joint.shape)))
-        joint = joint.clone()
+    into, out = (learner.network.extra[name].weight.detach().clone() for name in ("joint_in", "joint_out"))
+    assert into.shape == (2, 256) and out.shape == (2, 128) and into.std() > 0.01 and out.std() > 0.01
     learner.observe(*batches[1])
     batch, found = seen[-1]
     expected, begin = 0.0, 0
     for count in (10, 3):
         second = begin + count if views else begin
-        features = [batch.features[at : at + count] for at in (begin, second)]
-        logits = [batch.logits[at : at + count].tolist() for at in (begin, second)]
-        together = (torch.cat(features, 1) @ joint.T).tolist()
+        first_view, second_view = (batch.logits[at : at + count] for at in (begin, second))
+        hidden = (first_view @ into[:, :128] + second_view @ into[:, 128:]).clamp_min(0)
+        logits = [first_view.tolist(), second_view.tolist()]
+        together = (hidden @ out.T).tolist()
         labels = batch.labels[begin : begin + count].tolist()
         expected += dual_view_by_hand([*logits, together], labels, 4.0)
         begin = second + count
@@ -105,7 +104,7 @@ def test_the_size_of_a_gradient_is_that_of_the_linear_layer(small_learner, digit
         logits = network.logits(features)
     for i, y in enumerate(columns.tolist()):
         error = sum(abs(p - (c == y)) for c, p in enumerate(softmax(logits[i].tolist())))
-        length = math.sqrt(sum(each**2 for each in features[i].tolist()))
+        length = sum(abs(each) for each in features[i].tolist())
         assert found[i].item() == pytest.approx(error * length, rel=1e-4)
 
 
