@@ -1,5 +1,6 @@
 """The rivals that choose what the memory keeps: ASER by Shapley values, GSS by gradients."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.methods import gss
 from edge_hpcr.learner.methods.aser import ASER, Config, shapley
 
 pytestmark = pytest.mark.computes
@@ -139,3 +141,109 @@ def test_impossible_options_of_aser_are_refused() -> None:
     for options in ({"neighbours": 0}, {"per_class": 0}):
         with pytest.raises(UserError, match=f"{next(iter(options))} 0: give at least 1"):
             Config(**options)
+
+
+# GSS ---------------------------------------------------------------------------------------------------------------
+
+
+def cosine(one: list[float], two: list[float]) -> float:
+    lengths = [math.sqrt(sum(each**2 for each in vector)) for vector in (one, two)]
+    return sum(a * b for a, b in zip(one, two, strict=True)) / (lengths[0] * lengths[1])
+
+
+def test_a_score_is_the_largest_cosine_of_a_samples_own_gradient(small_learner, digit_batches) -> None:
+    learner = small_learner(method="gss", nf=1)
+    images, labels = digit_batches([0, 1], 1)[0]
+    learner.observe(images, labels)
+    network, inputs = learner.network.eval(), learner.to_device(images)
+    columns = torch.tensor([learner.class_ids.index(label) for label in labels])
+
+    def by_backward(rows: slice) -> list[float]:
+        network.zero_grad()
+        torch.nn.functional.cross_entropy(network(inputs[rows])[0], columns[rows]).backward()
+        return [value for p in network.parameters() for value in p.grad.flatten().tolist()]
+
+    kept = torch.stack(
+        [gss.gradient(network, inputs[half], columns[half]) for half in (slice(5), slice(5, 10))]
+    )
+    found = gss.similarities(network, inputs[:3], columns, kept)
+    held = [by_backward(slice(5)), by_backward(slice(5, 10))]
+    for row in range(3):
+        own = by_backward(slice(row, row + 1))
+        assert found[row] == pytest.approx(max(cosine(own, each) for each in held), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_batch_that_agrees_with_the_memory_is_skipped_once_it_is_full(
+    small_learner, digit_batches, monkeypatch
+) -> None:
+    learner = small_learner(method="gss", memory=MemoryConfig(samples=10))
+    first, second = digit_batches([0, 1], 2)
+    learner.observe(*first)
+    before = learner.memory.ids().tolist()
+    for agreement, changes in ((0.0, False), (0.5, False), (-0.1, True)):
+        monkeypatch.setattr(gss, "_highest_cosine", lambda own, kept, value=agreement: value)
+        # A newcomer with the lowest possible score wins against any held sample.
+        monkeypatch.setattr(gss, "similarities", lambda *_: np.full(10, -1.0))
+        learner.observe(*second)
+        assert (learner.memory.ids().tolist() != before) == changes
+    assert not set(learner.memory.ids().tolist()) & set(before)
+    assert learner.method.scores.tolist() == [-1.0] * 10
+
+
+def test_held_samples_with_high_scores_give_way_and_newcomers_win_by_the_ratio_of_scores() -> None:
+    held, coming = np.array([0.9, 0.1, -0.5, 0.5]), np.array([0.2])
+    rng, won, rounds = np.random.default_rng(0), Counter(), 10_000
+    for _ in range(rounds):
+        for row, slot in gss.replacements(held, coming, rng).items():
+            won[slot] += 1
+            assert row == 0
+    weights = (held - held.min()) / (held.max() - held.min() + 0.01)
+    for slot in range(4):
+        expected = weights[slot] / weights.sum() * (held[slot] + 1) / (held[slot] + 1 + coming[0] + 1)
+        assert won[slot] / rounds == pytest.approx(expected, abs=0.015)
+    both = gss.replacements(held, np.array([-1.0, -1.0]), rng)  # they win whatever they meet
+    assert both.keys() == {0, 1} and len(set(both.values())) == 2
+
+
+@pytest.mark.slow
+def test_scores_follow_their_samples_when_others_are_removed(
+    small_learner, digit_batches, monkeypatch
+) -> None:
+    learner = small_learner(method="gss", memory=MemoryConfig(samples=20))
+    learner.observe(*digit_batches([0, 1], 1)[0])
+    assert learner.method.scores.tolist() == pytest.approx([gss.FIRST] * 10)
+    monkeypatch.setattr(gss, "similarities", lambda *_: np.linspace(0, 0.9, 10))
+    learner.observe(*digit_batches([0, 1], 2)[1])
+    expected = dict(zip(learner.memory.ids().tolist(), learner.method.scores.tolist(), strict=True))
+    assert sorted(expected.values()) == pytest.approx(
+        sorted([gss.FIRST] * 10 + np.linspace(0, 0.9, 10).tolist())
+    )
+    for sample in (0, 12):
+        assert learner.forget(sample)
+        del expected[sample]
+    assert learner.rehearse() is not None  # a step that stores nothing
+    assert dict(zip(learner.memory.ids().tolist(), learner.method.scores.tolist(), strict=True)) == expected
+
+
+@pytest.mark.slow
+def test_gss_fills_the_memory_with_as_much_of_a_batch_as_fits(small_learner, digit_batches) -> None:
+    learner = small_learner(method="gss", memory=MemoryConfig(samples=13))
+    for batch in digit_batches([0, 1], 2):
+        learner.observe(*batch)
+    assert learner.memory.ids().tolist() == list(range(13)) == learner.method.ids.tolist()
+
+
+@pytest.mark.slow
+def test_gss_keeps_to_a_byte_budget_with_its_scores(small_learner, digit_batches) -> None:
+    learner = small_learner(method="gss", memory=MemoryConfig(bytes=3_000))
+    for batch in digit_batches([0, 1], 2) + digit_batches([2, 3], 2):
+        learner.observe(*batch)
+        assert learner.byte_breakdown()["total"] <= 3_000
+    assert len(learner.memory) >= 12
+
+
+def test_impossible_options_of_gss_are_refused() -> None:
+    for options in ({"batches": 0}, {"batch_size": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(options))} 0: give at least 1"):
+            gss.Config(**options)

@@ -14,7 +14,9 @@ from edge_hpcr.learner.methods.lookahead import after_virtual_step
 from edge_hpcr.learner.network import ClassRows, Network
 
 PAPER_OPTIONS = {"cifar10": {"lam": 2.0}}
-JOINT = "joint"  # the classifier of both views' features together
+# The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
+INTO, OUT = "joint_in", "joint_out"
+UNITS = 128
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,25 @@ class ERDVC(Method):
     Config = Config
     paper_options = PAPER_OPTIONS
     source = (
-        "Gu et al., CVPR 2022; the program YananGu/DVC was read but for its network: that the classifier of both views is "
-        "one linear layer is a reading; candidates are scored with fixed batch-norm statistics"
+        "Gu et al., CVPR 2022; the program YananGu/DVC was read; here the joint classifier grows with the classes and has "
+        "no biases, and candidates are scored with fixed batch-norm statistics"
     )
     network: Network
 
     def begin(self, view: StepView) -> None:
         self.network = view.network
-        view.network.extra[JOINT] = ClassRows(2 * view.network.feature_size, view.device)
+        self.seed = int(view.rng.integers(2**31))  # a restored learner draws the same
+        view.network.extra[INTO] = ClassRows(2 * UNITS, view.device)
+        view.network.extra[OUT] = ClassRows(UNITS, view.device)
+
+    @torch.no_grad()
+    def add_class(self) -> None:
+        # From zero, one of the two layers would keep the gradient from the other.
+        column = self.network.num_classes - 1
+        generator, bound = torch.Generator().manual_seed(self.seed + column), UNITS**-0.5
+        for name in (INTO, OUT):
+            row = self.network.get_parameter(f"extra.{name}.weight")[column]
+            row.copy_(torch.empty(row.shape).uniform_(-bound, bound, generator=generator))
 
     def loss(self, batch: Batch) -> Tensor:
         parts = [part for part in (batch.incoming, batch.replayed) if len(batch.labels[part])]
@@ -57,8 +70,10 @@ class ERDVC(Method):
         return self._of_views(self.network, first, second, labels[: len(first)])
 
     def _of_views(self, network: Network, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
-        together = network.extra[JOINT](torch.cat([first, second], dim=1))
-        return dual_view(network.logits(first), network.logits(second), together, labels, self.config.lam)
+        one, two = network.logits(first), network.logits(second)
+        of_first, of_second = network.get_parameter(f"extra.{INTO}.weight").split(UNITS, dim=1)
+        together = network.extra[OUT](F.relu(one @ of_first + two @ of_second))
+        return dual_view(one, two, together, labels, self.config.lam)
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         drawn = view.held.sample(self.config.candidates)
@@ -93,8 +108,8 @@ def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, l
 
 @torch.no_grad()
 def gradient_size(network: Network, samples: Tensor, labels: Tensor) -> Tensor:
-    """How large the classifier's gradient of each sample is: |softmax(o) - 1_y| times the length of the feature."""
+    """How large the classifier's gradient of each sample is: |softmax(o) - 1_y| |z|, both as sums of magnitudes."""
     features = network.features(samples)
     logits = network.logits(features)
     error = logits.softmax(1) - F.one_hot(labels, logits.shape[1])
-    return error.abs().sum(1) * features.norm(dim=1)
+    return error.abs().sum(1) * features.abs().sum(1)
