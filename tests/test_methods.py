@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import losses, methods
+from edge_hpcr.learner import checkpoint, losses, methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, StepReport
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import Batch, Method, Records
@@ -477,3 +477,47 @@ def test_iid_plus_plus_sees_twice_the_samples_in_as_many_steps() -> None:
     assert (
         methods.method_class("finetune").shuffled_passes == methods.method_class("hpcr").shuffled_passes == 0
     )
+
+
+# Classes that came after a record ------------------------------------------------------------------------------------
+
+
+def test_a_record_gets_its_cosine_with_the_first_proxy_of_a_class_that_comes_later() -> None:
+    learner = make_learner("hpcr")
+    observe(learner, [0, 1, 0, 1])
+    stored = learner.memory.at(np.arange(len(learner.memory)))
+    column = learner.add_class(2)
+    first = learner.network.proxies[column].detach().numpy().astype(np.float64)
+    directions = stored.features.astype(np.float64)  # of length one, up to 16 bits
+    expected = directions @ first / np.linalg.norm(first) / 0.09
+    observe(learner, [2, 2], seed=3)  # the proxy moves, the records stay
+    assert not np.allclose(learner.network.proxies[column].detach().numpy(), first, atol=1e-4)
+    held = learner.memory.at(np.flatnonzero(np.isin(learner.memory.ids(), stored.ids)))
+    order = [stored.ids.tolist().index(sample) for sample in held.ids.tolist()]
+    np.testing.assert_allclose(held.logits[:, column], expected[order], rtol=2e-3, atol=2e-3)
+    np.testing.assert_array_equal(held.logits[:, :2], stored.logits[order])
+    assert set(held.known.tolist()) == {2}
+
+
+@pytest.mark.parametrize(("choice", "kept"), [("initial", True), ("zero", False), ("none", False)])
+def test_only_the_initial_proxies_need_records_to_be_completed(choice: str, kept: bool) -> None:
+    learner = make_learner("hpcr", {"distil_new": choice, "beta": 0.0})
+    observe(learner, [0, 1, 0, 1])
+    learner.add_class(2)
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    assert bool(held.logits[:, 2].any()) == kept and (held.features.shape[1] > 0) == kept
+
+
+def test_a_checkpoint_of_an_edition_without_the_option_goes_on_as_it_was(tmp_path: Path) -> None:
+    learner = make_learner("hpcr", {"distil_new": "none"})
+    observe(learner, [0, 1])
+    learner.save(tmp_path / "new")
+    learner.config = replace(learner.config, method_options={})
+    learner.save(tmp_path / "old")
+    arrays, facts = checkpoint.read(tmp_path / "old")
+    del facts["method_options"]
+    checkpoint.write(tmp_path / "old", arrays, facts)
+    restored = [
+        Learner.load(tmp_path / name, device="cpu")[0].method.config.distil_new for name in ("new", "old")
+    ]
+    assert restored == ["none", "none"]

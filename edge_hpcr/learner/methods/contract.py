@@ -130,6 +130,9 @@ class Method:
     Config: ClassVar[type] = NoConfig
     fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
+    earlier: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # options newer than some results: what was done before they existed
     source: ClassVar[str] = "the paper"  # where it was published, and how far that was read
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
@@ -158,6 +161,11 @@ class Method:
         """The options with which the paper ran this method on a dataset, where they are not the defaults."""
         chosen = cls.paper_options.get(dataset, {})
         return {key: value for key, value in chosen.items() if key in cls.options()}
+
+    @classmethod
+    def options_then(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of a stored result or checkpoint, which may be older than some of them."""
+        return {key: value for key, value in cls.earlier.items() if key in cls.options()} | dict(stored)
 
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""
