@@ -241,7 +241,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if arguments.image_size is not None:
         labels.insert(0, f"{arguments.image_size}px")
     if setting and setting.learner_options:
-        labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+        labels.insert(0, arguments.preset.split("/")[0].removeprefix("paper-"))
     label = "-".join(labels)
     if len(label) > LONGEST_LABEL:
         label = f"{label[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
