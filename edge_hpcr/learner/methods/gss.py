@@ -1,6 +1,7 @@
 """GSS-greedy, gradient-based sample selection: keep samples whose gradients differ from those that are held."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class GSS(Method):
     Config = Config
     source = "Aljundi et al., NeurIPS 2019; the program RaptorMai/online-continual-learning was read"
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         # By sample id, because slots change when samples leave.
         self.ids, self.scores = torch.zeros(0, dtype=torch.int64), torch.zeros(0)

@@ -1,5 +1,7 @@
 """What OCM and OnPro share: contrast among rotated images, in a projection that is trained beside the classifier."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -51,16 +53,18 @@ def project(network: Network, features: Tensor) -> Tensor:
     return F.normalize(network.extra[PROJECTION](features), dim=1)
 
 
-def similarities(projections: Tensor, features: Tensor, first: int) -> Tensor:
-    """`u_i u_j + u_i f_j`, of the features as many as a projection has numbers, from the `first` one on."""
-    part = F.normalize(features, dim=1)[:, first : first + projections.shape[1]]
-    return projections @ (projections + part).T
+def project_rotated(network: Network, groups: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, Tensor]]:
+    """Projections and features of each group, all in one pass: the rotations of its first views, then of its second."""
+    parts = [torch.cat([rotated(view) for view in views]) for views in groups]
+    features, sizes = network.features(torch.cat(parts)), [len(part) for part in parts]
+    return list(zip(project(network, features).split(sizes), features.split(sizes), strict=True))
 
 
-def first_feature(network: Network, rng: np.random.Generator) -> int:
-    """Where the part of the features begins that is compared with the projections, at random."""
-    spare = network.feature_size - min(PROJECTED, network.feature_size)
-    return int(rng.integers(max(1, spare)))
+def similarities(projections: Tensor, features: Tensor, rng: np.random.Generator) -> Tensor:
+    """`u_i u_j + u_i f_j`, of the features a random stretch that is as long as a projection."""
+    size = projections.shape[1]
+    first = int(rng.integers(max(1, features.shape[1] - size)))
+    return projections @ (projections + F.normalize(features, dim=1)[:, first : first + size]).T
 
 
 def contrast(similar: Tensor, labels: Tensor, tau: float) -> Tensor:
