@@ -12,8 +12,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.learner.methods import Batch, Method, er_dvc, prototypes, rotations
-from edge_hpcr.learner.methods.onpro import OnPro
+from edge_hpcr.learner.methods import Batch, Method, er_dvc, onpro, prototypes, rotations
 
 pytestmark = pytest.mark.computes
 
@@ -410,11 +409,11 @@ def test_the_loss_of_onpro_is_the_sum_of_its_terms(
         learner.end_task()
     learner.observe(*digit_batches([0, 1], 2)[1])
     shown, mixtures = [], []
-    project, mix = rotations.project_rotated, OnPro._mixed
+    project, mix = rotations.project_rotated, onpro.mixed_at_random
     monkeypatch.setattr(
         rotations, "project_rotated", lambda *given: (shown.append(given[1]), project(*given))[1]
     )
-    monkeypatch.setattr(OnPro, "_mixed", lambda *given: mixtures.append(mix(*given)) or mixtures[-1])
+    monkeypatch.setattr(onpro, "mixed_at_random", lambda *given: mixtures.append(mix(*given)) or mixtures[-1])
     seen = recorded(learner.method)
     network = copy.deepcopy(learner.network).train()
     learner.observe(*digit_batches([0, 1], 3)[2])

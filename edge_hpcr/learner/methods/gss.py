@@ -83,15 +83,12 @@ class GSS(Method):
         held = len(view.held)
         size = min(self.config.batch_size, held)
         number = min(self.config.batches, held // size)
-        shuffled = view.rng.permutation(held)[: number * size].reshape(number, size)
-        return torch.stack([self._gradient_of_slots(view, slots) for slots in shuffled])
-
-    @staticmethod
-    def _gradient_of_slots(view: StepView, slots: np.ndarray) -> Tensor:
-        drawn = view.held.at(slots)
-        return gradient(
-            view.network, view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
-        )
+        gradients = []
+        for slots in view.rng.permutation(held)[: number * size].reshape(number, size):
+            drawn = view.held.at(slots)
+            labels = torch.from_numpy(drawn.labels).to(view.device)
+            gradients.append(gradient(view.network, view.plain(drawn.inputs), labels))
+        return torch.stack(gradients)
 
     def state(self) -> dict[str, Tensor]:
         return {"ids": self.ids, "scores": self.scores}

@@ -54,8 +54,7 @@ class OnPro(Method):
 
     def begin(self, view: StepView) -> None:
         self.network, self.rng, self.augment = view.network, view.rng, view.augment
-        rotations.add_projection(view, self.name)
-        size = view.network.get_parameter(f"extra.{rotations.PROJECTION}.weight").shape[0]
+        size = rotations.add_projection(view, self.name)
         self.prototypes = self._latest = torch.zeros(0, size, device=view.device)
         self.tasks_ended = torch.zeros((), dtype=torch.int64)
 
@@ -77,10 +76,10 @@ class OnPro(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         pairs, self._pairs, self._latest = self._pairs, None, self.prototypes
-        held = len(batch.labels[batch.replayed]) > 0
-        mixed = self._mixed(batch, pairs) if held and self.tasks_ended else None
-        shown = [batch.inputs[batch.incoming].chunk(batch.views)]
-        if mixed is not None:
+        plain, held = (each[batch.replayed].chunk(batch.views)[0] for each in (batch.inputs, batch.labels))
+        shown, mixed = [batch.inputs[batch.incoming].chunk(batch.views)], None
+        if len(held) and self.tasks_ended:
+            mixed = mixed_at_random(plain, held, self.config.mix, self.rng, pairs)
             shown.append((mixed.images, self.augment(mixed.images))[: batch.views])
         incoming, *replayed = rotations.project_rotated(self.network, shown)
         loss = self._of_incoming(batch, *incoming, scale=1.0 if mixed is None else self.config.scale)
@@ -89,18 +88,11 @@ class OnPro(Method):
             loss = loss + F.cross_entropy(logits.chunk(batch.views)[-1], labels.chunk(batch.views)[-1])
         else:
             loss = loss + self._of_mixed(batch, mixed, *replayed[0])
-        if held:
-            projections = rotations.project(self.network, batch.features[batch.replayed])
-            seen, self._latest = self._prototypes(batch, batch.replayed, projections.chunk(batch.views))
+        if len(held):
+            views = rotations.project(self.network, batch.features[batch.replayed]).chunk(batch.views)
+            seen, self._latest = self._apart(batch, views, held)
             loss = loss + seen
         return loss
-
-    def _mixed(self, batch: Batch, pairs: Mixed | None) -> Mixed:
-        """Replayed images, mixed at random; mixtures of near classes take the place of the last few."""
-        images, labels = (each[batch.replayed].chunk(batch.views)[0] for each in (batch.inputs, batch.labels))
-        number = len(labels) - (0 if pairs is None else len(pairs.images))
-        mixed = mixed_at_random(images[:number], labels[:number], self.config.mix, self.rng)
-        return mixed if pairs is None else mixed.followed_by(pairs)
 
     def _of_incoming(self, batch: Batch, projections: Tensor, features: Tensor, scale: float) -> Tensor:
         labels = batch.labels[batch.incoming].chunk(batch.views)[0]
@@ -108,7 +100,7 @@ class OnPro(Method):
         every = rotations.rotated_labels(labels, batch.num_classes).repeat(batch.views)
         contrast = rotations.contrast_views(similar, every, self.config.tau, batch.views)
         upright = [view[: len(labels)] for view in projections.chunk(batch.views)]
-        return contrast + self._prototypes(batch, batch.incoming, upright)[0]
+        return contrast + self._apart(batch, upright, labels)[0]
 
     def _of_mixed(self, batch: Batch, mixed: Mixed, projections: Tensor, features: Tensor) -> Tensor:
         similar = self.config.scale * rotations.similarities(projections, features, self.rng)
@@ -117,8 +109,7 @@ class OnPro(Method):
         contrast = rotations.contrast(similar, every, self.config.tau)
         return contrast + mixed.cross_entropy(self.network.logits(upright))
 
-    def _prototypes(self, batch: Batch, group: slice, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        labels = batch.labels[group].chunk(batch.views)[0]
+    def _apart(self, batch: Batch, views: Sequence[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
         tau = self.config.prototype_tau
         return prototype_contrast(views[0], views[-1], labels, batch.num_classes, tau)
 

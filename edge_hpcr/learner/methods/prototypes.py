@@ -65,12 +65,19 @@ def _mix(images: Tensor, others: Tensor, columns: Tensor, other_columns: Tensor,
     return Mixed((1 - weight) * images + weight * others, columns, other_columns, share)
 
 
-def mixed_at_random(images: Tensor, columns: Tensor, chance: float, rng: np.random.Generator) -> Mixed:
-    """All images mixed with one another, each with a share of 0 to 0.6 of another, or none: as chance will have it."""
-    shares, order = np.zeros(len(images)), np.arange(len(images))
+def mixed_at_random(
+    images: Tensor, columns: Tensor, chance: float, rng: np.random.Generator, last: Mixed | None = None
+) -> Mixed:
+    """All images mixed with one another, each with a share of 0 to 0.6 of another, or none: as chance will have it.
+
+    Other mixtures may take the place of the last few.
+    """
+    count = len(images) - (0 if last is None else len(last.images))
+    shares, order = np.zeros(count), np.arange(count)
     if rng.random() < chance:
-        shares, order = rng.uniform(0, LARGEST_SHARE, len(images)), rng.permutation(len(images))
-    return _mix(images, images[order], columns, columns[order], shares)
+        shares, order = rng.uniform(0, LARGEST_SHARE, count), rng.permutation(count)
+    mixed = _mix(images[:count], images[order], columns[:count], columns[order], shares)
+    return mixed if last is None else mixed.followed_by(last)
 
 
 def mixed_pairs(view: StepView, prototypes: Tensor, number: int, chance: float) -> Mixed | None:

@@ -16,16 +16,18 @@ PROJECTION = "projection"
 PROJECTED = 128  # numbers of a projection; fewer if the network has fewer features
 
 
-def add_projection(view: StepView, method: str) -> None:
-    """Give the network a linear projection of its features."""
+def add_projection(view: StepView, method: str) -> int:
+    """Give the network a linear projection of its features; returns how many numbers a projection has."""
     if view.network.backbone.trunk is not None:
         raise UserError(f"{method} rotates images, and this backbone keeps latents: choose another method")
     size = view.network.feature_size
-    layer, bound = nn.Linear(size, min(PROJECTED, size)), size**-0.5
+    projected = min(PROJECTED, size)
+    layer, bound = nn.Linear(size, projected), size**-0.5
     generator = torch.Generator().manual_seed(int(view.rng.integers(2**31)))
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
     view.network.extra[PROJECTION] = layer.to(view.device)
+    return projected
 
 
 def rotated(images: Tensor) -> Tensor:
