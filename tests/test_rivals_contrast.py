@@ -10,7 +10,7 @@ import torch
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.learner import Learner
+from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import Batch, Method, er_dvc, onpro, prototypes, rotations
 
@@ -473,6 +473,32 @@ def test_onpro_continues_from_a_checkpoint_in_a_later_task_and_without_a_class(
     learner.drop_class(learner.class_ids[1])
     assert torch.equal(learner.method.prototypes, before[[0, 2, 3]])
     assert np.isfinite(learner.rehearse().loss) and np.isfinite(learner.observe(*last).loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("name", ["ocm", "onpro"])
+def test_single_images_are_learned_in_a_later_task(
+    name: str, views: bool, small_learner, digit_batches
+) -> None:
+    learner = small_learner(method=name, replay=1, views=views)
+    (images, labels), (others, new) = digit_batches([0, 1], 1) + digit_batches([2], 1)
+    learner.observe(images, labels)
+    learner.end_task()
+    losses = [learner.observe(others[row : row + 1], new[row : row + 1]).loss for row in range(3)]
+    assert np.isfinite(losses).all()
+    for sample in learner.memory.ids().tolist():
+        learner.forget(sample)
+    assert np.isfinite(learner.observe(others[3:4], new[3:4]).loss)  # with nothing to replay
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ocm", "onpro"])
+def test_latents_cannot_be_rotated(name: str) -> None:
+    memory = MemoryConfig(samples=6, codec="latent")
+    config = LearnerConfig.recommended("efficientnet_lite0", method=name, height=64, width=64, memory=memory)
+    with pytest.raises(UserError, match=f"{name} rotates images, and this backbone keeps latents"):
+        Learner(config, "cpu")
 
 
 def test_impossible_options_of_ocm_and_onpro_are_refused() -> None:

@@ -48,20 +48,17 @@ class GSS(Method):
     def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:
         held, count = view.held, batch.incoming_rows // batch.views
         inputs, labels = batch.inputs[:count], batch.labels[:count]
-        network = view.network.eval()
-        room = min(count, held.capacity() - len(held))
+        network, room = view.network.eval(), min(count, held.capacity() - len(held))
         kept = self._gradients_of_held(view) if len(held) else None
-        slots: dict[int, int | None]
-        if room > 0:
-            scores = similarities(network, inputs[:room], labels, kept)
-            slots = dict.fromkeys(range(room))
-            self.coming = batch, {len(held) + row: float(scores[row]) for row in slots}
-        elif kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
-            slots, self.coming = {}, None
-        else:
-            scores = similarities(network, inputs, labels, kept)
-            slots = dict(replacements(self._scores_of(held.ids()), scores, view.rng))
-            self.coming = batch, {slot: float(scores[row]) for row, slot in slots.items() if slot is not None}
+        slots: dict[int, int | None] = dict.fromkeys(range(room))
+        if room <= 0:
+            if kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
+                return {}
+            room = count
+        scores = similarities(network, inputs[:room], labels, kept)
+        slots = slots or dict(replacements(self._scores_of(held.ids()), scores, view.rng))
+        ends = {row: len(held) + row if slot is None else slot for row, slot in slots.items()}
+        self.coming = batch, {slot: float(scores[row]) for row, slot in ends.items()}
         return slots
 
     def after_step(self, view: StepView, batch: Batch) -> None:
