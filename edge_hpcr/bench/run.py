@@ -430,6 +430,11 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+def interrupt() -> None:
+    """What Ctrl-C does, for `on_stop_signal`: a shell starts a background job with Ctrl-C ignored."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on the first Ctrl-C and the first SIGTERM; a second one does what it did before."""
