@@ -254,7 +254,7 @@ def wait_for_checkpoint(process, out: Path, done: int = 0) -> None:
         saved = any(map(checkpoint.exists, out.glob("*.checkpoint")))
         return saved and len(list(out.glob("*.json"))) >= done
 
-    wait_for(there, 120)
+    wait_for(there, "a checkpoint", 120)
 
 
 @pytest.mark.slow

@@ -169,8 +169,8 @@ class Run:
 
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
-        refusal = f"{self.config.name} is being run by another process; wait, or choose another --out"
-        with locked(self.folder / f"{self.config.name}.lock", refusal, remove=True):
+        lock = self.folder / f"{self.config.name}.lock"
+        with locked(lock, being_run(self.config), remove=True):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
@@ -396,6 +396,11 @@ def make_config(
     )
     methods.create(method, learner.method_options)
     return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
+
+
+def being_run(config: RunConfig) -> str:
+    """Why a run is refused whose lock is held."""
+    return f"{config.name} is being run by another process; wait, or choose another --out"
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, sweep_state
 from edge_hpcr.bench import sweep as asked
 from edge_hpcr.bench.local_runner import LocalRunner
+from edge_hpcr.bench.ray_runner import RayOptions, RayRunner
 from edge_hpcr.bench.run import RunConfig, interrupt, on_stop_signal
 from edge_hpcr.bench.sweep_state import Row, Runner, Sweep
 from edge_hpcr.commands.bench import configure
@@ -29,7 +30,7 @@ from edge_hpcr.commands.cli import (
     table,
 )
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import locked
+from edge_hpcr.common.files import disk_errors, locked
 from edge_hpcr.common.units import format_duration
 
 EXAMPLES = """
@@ -79,11 +80,27 @@ def sweep(
         int | None, Option(min=1, metavar="N", help="of a run", show_default="the file's, or 1")
     ] = None,
     device: Device = "auto",
+    ray: Annotated[
+        str | None, Option(metavar="ADDRESS", help="make the runs on a Ray cluster; local: a Ray of its own")
+    ] = None,
+    cpus: Annotated[
+        int | None, Option(min=1, metavar="N", help="of a run on Ray", show_default="its threads")
+    ] = None,
+    gpus: Annotated[
+        float | None, Option(min=0, metavar="N", help="of a run on Ray", show_default="0")
+    ] = None,
+    shared: Annotated[
+        bool, Option("--shared", help="every node of the cluster has the folder --out; else results are sent")
+    ] = False,
     root: DatasetRoot = None,
     out: ResultFolder = Path("runs"),
     dry_run: Annotated[bool, Option("--dry-run", help="list the runs and what is done, and stop")] = False,
 ) -> int:
     """Make many runs of the split benchmark: a list of them, each of which can be stopped and continued."""
+    if ray is None:
+        for name, value in (("--cpus", cpus), ("--gpus", gpus), ("--shared", shared or None)):
+            if value is not None:
+                raise UserError(f"{name} goes with --ray")
     options = ["--device", device, *(["--threads", str(threads)] if threads else [])]
     runs = _runs(file, preset, datasets, seeds, options)
     if dry_run:
@@ -91,11 +108,17 @@ def sweep(
         return 0
     make_writable(out)
     _check_data(runs, root, "--datasets NAME,… leaves it out" if preset else f"take it out of {file}")
-    refusal = f"another sweep works in {out}: wait for it, or choose another --out"
-    with locked(out / sweep_state.LOCK, refusal, remove=True):
-        state = Sweep(runs, out)
-        runner = LocalRunner(out, root, jobs or _jobs(runs), quiet=True)
-        return _make(state, runner)
+    with ExitStack() as stack:
+        with disk_errors(f"cannot write results to {out}", "make room, or choose another --out"):
+            refusal = f"another sweep works in {out}: wait for it, or choose another --out"
+            stack.enter_context(locked(out / sweep_state.LOCK, refusal, remove=True))
+        most = max(run.threads for run in runs)
+        if ray is None:
+            runner: Runner = LocalRunner(out, root, jobs or max(1, (os.cpu_count() or 1) // most), quiet=True)
+        else:
+            cluster = RayOptions(ray, cpus or most, gpus or 0.0, jobs, shared)
+            runner = RayRunner(cluster, runs, out, root, sweep_state.LOCK, _say)
+        return _make(Sweep(runs, out), runner)
 
 
 def _runs(
@@ -117,10 +140,6 @@ def _runs(
     for name in chosen:
         one_of("dataset", name, presets.BUFFERS)
     return asked.paper_table(chosen, seeds or 1, configure, options)
-
-
-def _jobs(runs: list[RunConfig]) -> int:
-    return max(1, (os.cpu_count() or 1) // max(run.threads for run in runs))
 
 
 def _check_data(runs: list[RunConfig], root: Path | None, otherwise: str) -> None:
