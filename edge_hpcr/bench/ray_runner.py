@@ -22,9 +22,9 @@ from typing import Any
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import ray_worker
-from edge_hpcr.bench.local_runner import FAILED, HELD, Ended
+from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, Ended
 from edge_hpcr.bench.ray_worker import Place, difference, facts
-from edge_hpcr.bench.run import RunConfig, being_run
+from edge_hpcr.bench.run import RunConfig, being_run, finished_result
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import Locked, locked, reason_of
 from edge_hpcr.learner import checkpoint
@@ -154,6 +154,8 @@ class RayRunner:
         try:
             code, cause, begun_at = self._ray.get(ref)
         except lost as error:
+            if finished_result(run, self._out) is not None:
+                return Ended(run, DONE)  # it was the last that its machine did
             self._losses[run.name] += 1
             if self._losses[run.name] > MOST_LOSSES:
                 return Ended(run, FAILED, f"lost {MOST_LOSSES + 1} times, last by {type(error).__name__}")

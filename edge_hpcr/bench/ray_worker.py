@@ -130,15 +130,22 @@ class _Reporter:
     def __init__(self, run: Run, collector: Any, sends: bool) -> None:
         self._run, self._collector, self._sends = run, collector, sends
         self._last = time.monotonic()
-        self._sent = 0  # when the checkpoint was written that was sent last
+        self._sent = self._saved()
         self.first_step: int | None = None  # at which this machine began
 
     def __call__(self, run: Run) -> None:
         if self.first_step is None:
             self.first_step = len(run.progress.step_seconds) - 1
-        if time.monotonic() - self._last >= REPORT_SECONDS:
+        if time.monotonic() - self._last >= REPORT_SECONDS or (self._sends and self._saved() != self._sent):
             run.stop_requested = self.report() or run.stop_requested
             self._last = time.monotonic()
+
+    def _saved(self) -> int:
+        """When the run's checkpoint was written; 0 if there is none."""
+        try:
+            return (self._run.checkpoint_path / checkpoint.INDEX).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def report(self) -> bool:
         import ray
@@ -147,9 +154,8 @@ class _Reporter:
         if self._sends:
             with suppress(OSError):
                 progress = self._run.progress_path.read_bytes()
-            index = self._run.checkpoint_path / checkpoint.INDEX
-            if index.is_file() and index.stat().st_mtime_ns != self._sent:
-                self._sent = index.stat().st_mtime_ns
+            if self._saved() != self._sent:
+                self._sent = self._saved()
                 saved = checkpoint.pack(self._run.checkpoint_path)
         name = self._run.config.name
         return bool(ray.get(self._collector.report.remote(name, progress, saved)))
