@@ -15,6 +15,7 @@ import pytest
 from browser_parts import wait_for
 from process_parts import started
 
+from benchmarks.endurance.trouble import full_disk, small_disk
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.datasets import Dataset, store
 from edge_hpcr.bench.ray_worker import Place, difference, facts
@@ -148,6 +149,28 @@ def test_ctrl_c_brings_the_checkpoint_home_where_the_run_can_continue(tmp_path, 
     assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "runs")]) == 0
     assert_each_run_is_there_once(tmp_path)
     assert_as_made_here(tmp_path, run)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_home_stops_a_run_in_one_line(tmp_path, nodes, sweep):
+    nodes.ensure(1)
+    (tmp_path / "runs").mkdir()
+    with small_disk(tmp_path / "runs") as mounted:
+        if not mounted:
+            pytest.skip("mounting a small disk needs root")
+        with sweep(LONG % 2) as process:
+            (run,) = runs_of(tmp_path)
+            saved = tmp_path / "runs" / f"{run.name}.checkpoint"
+            wait_until(process, lambda: checkpoint.exists(saved), "a checkpoint")
+            with full_disk(
+                tmp_path / "runs" / "w", np.random.default_rng(0)
+            ):  # whose first draw leaves no page
+                said = process.communicate()[1]
+        assert process.returncode == 1
+        failure, *rest = said.splitlines()
+        assert failure.startswith(f"{run.name}: failed: ") and "No space left on device" in failure
+        assert rest[-1] == "0 of 1 runs are done"
+        assert checkpoint.exists(saved), "the older one stays"
 
 
 @pytest.mark.slow

@@ -148,8 +148,6 @@ class _Reporter:
             return 0
 
     def report(self) -> bool:
-        import ray
-
         progress, saved = None, None
         if self._sends:
             with suppress(OSError):
@@ -158,7 +156,17 @@ class _Reporter:
                 self._sent = self._saved()
                 saved = checkpoint.pack(self._run.checkpoint_path)
         name = self._run.config.name
-        return bool(ray.get(self._collector.report.remote(name, progress, saved)))
+        return bool(_answer(self._collector.report.remote(name, progress, saved)))
+
+
+def _answer(ref: Any) -> Any:
+    """What the collector returns; what it could not do there, a full disk for one, is this run's failure in one line."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        raise UserError(f"on the sweep's machine: {error.cause}") from None
 
 
 def work(
@@ -205,8 +213,6 @@ def _make_in(folder: Path, run: RunConfig, place: Place, collector: Any) -> int:
 
 
 def _make_and_send(run: RunConfig, place: Place, collector: Any, saved: dict[str, bytes] | None) -> int:
-    import ray
-
     folder = Path(tempfile.mkdtemp(prefix="edge-hpcr-"))
     try:
         one = Run(run, folder, place.data_root())
@@ -216,9 +222,10 @@ def _make_and_send(run: RunConfig, place: Place, collector: Any, saved: dict[str
         try:
             one.run(on_step=reporter)
         except BaseException:  # also the request to stop: what it saved must reach the sweep
-            reporter.report()
+            with suppress(UserError):
+                reporter.report()
             raise
-        ray.get(collector.finish.remote(run.name, one.result_path.read_bytes()))
+        _answer(collector.finish.remote(run.name, one.result_path.read_bytes()))
         return reporter.first_step or 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -123,8 +123,10 @@ class Sweep:
         row.cause, row.seconds_left = ended.cause, None
         if ended.code == DONE:
             self._look_for_result(row)
-        elif ended.code == INTERRUPTED:
-            row.state = BEGUN
+        elif (
+            ended.code == INTERRUPTED
+        ):  # by somebody else: the sweep does not look at runs that it stops itself
+            row.state, row.cause = BEGUN, "it was stopped, and saved itself"
         else:
             row.state = ELSEWHERE if ended.code == HELD else FAILED
 

@@ -172,8 +172,9 @@ def _make(state: Sweep, runner: Runner) -> int:
         _say(f"{len(held)} of the runs {_is_are(held)} being made by another process: {names}")
     if failed:
         _say(f"{len(failed)} of {len(state.rows)} runs failed; the same command continues them")
-    _say(f"{len(state.having(sweep_state.ENDED))} of {len(state.rows)} runs are done")
-    return 1 if held or failed else 0
+    done = len(state.having(sweep_state.ENDED))
+    _say(f"{done} of {len(state.rows)} runs are done")
+    return 0 if done == len(state.rows) else 1
 
 
 def _is_are(rows: list[Row]) -> str:
