@@ -112,13 +112,14 @@ def sweep(
         with disk_errors(f"cannot write results to {out}", "make room, or choose another --out"):
             refusal = f"another sweep works in {out}: wait for it, or choose another --out"
             stack.enter_context(locked(out / sweep_state.LOCK, refusal, remove=True))
+        state = Sweep(runs, out)
         most = max(run.threads for run in runs)
         if ray is None:
             runner: Runner = LocalRunner(out, root, jobs or max(1, (os.cpu_count() or 1) // most), quiet=True)
         else:
             cluster = RayOptions(ray, cpus or most, gpus or 0.0, jobs, shared)
             runner = RayRunner(cluster, runs, out, root, sweep_state.LOCK, _say)
-        return _make(Sweep(runs, out), runner)
+        return _make(state, runner)
 
 
 def _runs(
