@@ -85,6 +85,14 @@ def paper_value(
     return _paper_results().get((setting, method, dataset, buffer, metric), Estimate())
 
 
+def is_in_papers_table(method: str) -> bool:
+    """Whether the paper's table of final accuracies names a method; the ablation's rows are in a table of their own."""
+    with PAPER_RESULTS.open(newline="") as file:
+        return any(
+            row["method"] == method and row["table"] == "paper_final_accuracy" for row in csv.DictReader(file)
+        )
+
+
 def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
     """What can differ between runs of a method on a dataset, beside the seed and the size of the memory."""
     learner = config["learner"]

@@ -178,8 +178,8 @@ class Run:
 
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
-        refusal = f"{self.config.name} is being run by another process; wait, or choose another --out"
-        with locked(self.folder / f"{self.config.name}.lock", refusal, remove=True):
+        lock = self.folder / f"{self.config.name}.lock"
+        with locked(lock, being_run(self.config), remove=True):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
@@ -412,6 +412,11 @@ def make_config(
     return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
 
 
+def being_run(config: RunConfig) -> str:
+    """Why a run is refused whose lock is held."""
+    return f"{config.name} is being run by another process; wait, or choose another --out"
+
+
 def versions(threads: int, device: str) -> dict[str, Any]:
     return {
         "edge_hpcr": __version__,
@@ -442,6 +447,11 @@ def _peak_rss() -> int:
 def plain(value: Any) -> Any:
     """As JSON gives it back: tuples as lists, so that a saved configuration compares equal."""
     return json.loads(json.dumps(value))
+
+
+def interrupt() -> None:
+    """What Ctrl-C does, for `on_stop_signal`: a shell starts a background job with Ctrl-C ignored."""
+    raise KeyboardInterrupt
 
 
 @contextmanager
