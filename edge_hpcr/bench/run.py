@@ -404,7 +404,8 @@ def make_config(
         backbone,
         method=method,
         method_options=options,
-        memory=memory or MemoryConfig(samples=200),
+        # One that keeps nothing is the same run whatever budget it is offered.
+        memory=memory if memory and has_budget(method) else MemoryConfig(samples=200),
         seed=seed,
         **(size | (learner_options or {})),
     )
