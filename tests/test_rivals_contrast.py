@@ -349,12 +349,12 @@ def prototype_contrast_by_hand(views: list[torch.Tensor], labels: list[int], tau
 def test_prototypes_attract_their_other_view_and_repel_other_classes() -> None:
     views = [torch.nn.functional.normalize(normal(6, 4, seed=seed), dim=1) for seed in (0, 1)]
     labels = [0, 3, 1, 3, 3, 0]
-    loss, means = prototypes.prototype_contrast(*views, torch.tensor(labels), 5, 0.5)
+    loss, means = prototypes.prototype_contrast(views, torch.tensor(labels), 5, 0.5)
     assert loss.item() == pytest.approx(prototype_contrast_by_hand(views, labels, 0.5))
     # By class, over both views; nothing is known of a class that is not there.
     assert torch.allclose(means[3], torch.cat([view[[1, 3, 4]] for view in views]).mean(0))
     assert means[[2, 4]].abs().sum() == 0 and means.shape == (5, 4)
-    alone, _ = prototypes.prototype_contrast(views[0], views[1], torch.zeros(6, dtype=torch.int64), 5, 0.5)
+    alone, _ = prototypes.prototype_contrast(views, torch.zeros(6, dtype=torch.int64), 5, 0.5)
     assert alone.item() == 0
 
 
