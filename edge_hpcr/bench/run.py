@@ -93,6 +93,7 @@ class RunConfig:
             (size, has_budget(self.learner.method)),
             (f"{memory.codec}{memory.quality}", memory.codec not in ("raw", LATENT)),
             (self.stream, self.stream != "split"),
+            (self.learner.compute, self.learner.compute != LearnerConfig.compute),
             (f"limit{self.limit}", self.limit is not None),
             ("validation", self.validation),
             (self.label, bool(self.label)),
@@ -367,7 +368,11 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = plain(asdict(config))
-    if {key: config_there.get(key) for key in wanted} != wanted:
+    kind = methods.method_class(config.learner.method)
+    options = methods.create(kind.name, config.learner.method_options).config_dict()
+    stored = kind.options_then(result["config"].get("method_options", {}))
+    same = {key: config_there.get(key) for key in wanted} == wanted
+    if not same or any(options[key] != stored[key] for key in options.keys() & stored.keys()):
         raise UserError(
             f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
         )

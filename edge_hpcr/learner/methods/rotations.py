@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
@@ -22,11 +22,7 @@ def add_projection(view: StepView, method: str) -> int:
         raise UserError(f"{method} rotates images, and this backbone keeps latents: choose another method")
     size = view.network.feature_size
     projected = min(PROJECTED, size)
-    layer, bound = nn.Linear(size, projected), size**-0.5
-    generator = torch.Generator().manual_seed(int(view.rng.integers(2**31)))
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    view.network.extra[PROJECTION] = layer.to(view.device)
+    view.network.extra[PROJECTION] = view.linear(size, projected)
     return projected
 
 
