@@ -1,6 +1,7 @@
 """ER-DVC, dual view consistency: two views of a sample say the same, alone and together."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from edge_hpcr.learner.methods.contract import Batch, Method, StepView
 from edge_hpcr.learner.methods.lookahead import after_virtual_step
 from edge_hpcr.learner.network import ClassRows, Network
 
-PAPER_OPTIONS = {"cifar10": {"lam": 2.0, "classes": 10}, "tiny_imagenet": {"classes": 200}}
+PAPER_OPTIONS: dict[str, dict[str, Any]] = {
+    "cifar10": {"lam": 2.0, "classes": 10},
+    "tiny_imagenet": {"classes": 200},
+}
 # The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
 INTO, OUT = "joint_in", "joint_out"
 UNITS = 128
