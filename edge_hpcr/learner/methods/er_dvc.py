@@ -1,7 +1,6 @@
 """ER-DVC, dual view consistency: two views of a sample say the same, alone and together."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from edge_hpcr.learner.methods.contract import Batch, Method, StepView
 from edge_hpcr.learner.methods.lookahead import after_virtual_step
 from edge_hpcr.learner.network import ClassRows, Network
 
-PAPER_OPTIONS: dict[str, dict[str, Any]] = {
+PAPER_OPTIONS: dict[str, dict[str, float]] = {
     "cifar10": {"lam": 2.0, "classes": 10},
     "tiny_imagenet": {"classes": 200},
 }
@@ -89,8 +88,7 @@ class ERDVC(Method):
         def own_loss(network: Network, plain: Tensor, labels: Tensor) -> Tensor:
             other = plain if network.backbone.trunk is not None else view.augment(plain)
             features = network.features(torch.cat([plain, other]))
-            first, second = features.chunk(2)
-            return self._of_views(network, first, second, labels)
+            return self._of_views(network, features[: len(plain)], features[len(plain) :], labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)
         samples, labels = view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
