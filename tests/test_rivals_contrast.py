@@ -29,7 +29,7 @@ def softmax(row: list[float]) -> list[float]:
 # ER-DVC ------------------------------------------------------------------------------------------------------------
 
 
-def dual_view_by_hand(heads: list[list[list[float]]], labels: list[int], lam: float) -> float:
+def dual_view_by_hand(heads: list[list[list[float]]], labels: list[int], weight: float) -> float:
     """The three terms written out; `heads` are the logits of the first view, of the second and of both."""
     shares = [[softmax(row) for row in head] for head in heads]
     first, second, both = shares
@@ -43,14 +43,14 @@ def dual_view_by_hand(heads: list[list[list[float]]], labels: list[int], lam: fl
     distance = sum(
         abs(both[i][c] - view[i][c]) for view in (first, second) for i in range(count) for c in range(classes)
     )
-    return cross_entropy / (2 * count) - entropy / 3 + lam * distance / (2 * count * classes)
+    return cross_entropy / (2 * count) - entropy / 3 + weight * distance / (2 * count)
 
 
-@pytest.mark.parametrize("lam", [0.0, 4.0])
-def test_the_loss_of_er_dvc_is_the_sum_of_its_three_terms(lam: float) -> None:
+@pytest.mark.parametrize("weight", [0.0, 0.2])
+def test_the_loss_of_er_dvc_is_the_sum_of_its_three_terms(weight: float) -> None:
     heads, labels = [normal(5, 3, seed=seed) for seed in range(3)], [0, 2, 1, 1, 0]
-    found = er_dvc.dual_view(*heads, torch.tensor(labels), lam)
-    assert found.item() == pytest.approx(dual_view_by_hand([head.tolist() for head in heads], labels, lam))
+    found = er_dvc.dual_view(*heads, torch.tensor(labels), weight)
+    assert found.item() == pytest.approx(dual_view_by_hand([head.tolist() for head in heads], labels, weight))
 
 
 def test_er_dvc_prefers_a_batch_whose_mean_is_spread_over_the_classes() -> None:
@@ -91,7 +91,7 @@ def test_er_dvc_adds_the_losses_of_incoming_and_replayed_samples(small_learner, 
         logits = [first_view.tolist(), second_view.tolist()]
         together = (hidden @ out.T).tolist()
         labels = batch.labels[begin : begin + count].tolist()
-        expected += dual_view_by_hand([*logits, together], labels, 4.0)
+        expected += dual_view_by_hand([*logits, together], labels, 4.0 / 100)
         begin = second + count
     assert begin == len(batch.labels)
     assert found.item() == pytest.approx(expected, rel=1e-4)
@@ -143,8 +143,9 @@ def test_er_dvc_replays_the_candidates_whose_gradient_grows_most(
 def test_impossible_options_of_er_dvc_are_refused() -> None:
     with pytest.raises(UserError, match="lam -1: a weight of a loss is not negative"):
         er_dvc.Config(lam=-1)
-    with pytest.raises(UserError, match="candidates 0: give at least 1"):
-        er_dvc.Config(candidates=0)
+    for options in ({"candidates": 0}, {"classes": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(options))} 0: give at least 1"):
+            er_dvc.Config(**options)
 
 
 # Rotations, which OCM and OnPro share --------------------------------------------------------------------------------
@@ -349,12 +350,12 @@ def prototype_contrast_by_hand(views: list[torch.Tensor], labels: list[int], tau
 def test_prototypes_attract_their_other_view_and_repel_other_classes() -> None:
     views = [torch.nn.functional.normalize(normal(6, 4, seed=seed), dim=1) for seed in (0, 1)]
     labels = [0, 3, 1, 3, 3, 0]
-    loss, means = prototypes.prototype_contrast(*views, torch.tensor(labels), 5, 0.5)
+    loss, means = prototypes.prototype_contrast(views, torch.tensor(labels), 5, 0.5)
     assert loss.item() == pytest.approx(prototype_contrast_by_hand(views, labels, 0.5))
     # By class, over both views; nothing is known of a class that is not there.
     assert torch.allclose(means[3], torch.cat([view[[1, 3, 4]] for view in views]).mean(0))
     assert means[[2, 4]].abs().sum() == 0 and means.shape == (5, 4)
-    alone, _ = prototypes.prototype_contrast(views[0], views[1], torch.zeros(6, dtype=torch.int64), 5, 0.5)
+    alone, _ = prototypes.prototype_contrast(views, torch.zeros(6, dtype=torch.int64), 5, 0.5)
     assert alone.item() == 0
 
 

@@ -166,7 +166,7 @@ def test_a_score_is_the_largest_cosine_of_a_samples_own_gradient(small_learner, 
     kept = torch.stack(
         [gss.gradient(network, inputs[half], columns[half]) for half in (slice(5), slice(5, 10))]
     )
-    found = gss.similarities(network, inputs[:3], columns, kept)
+    found = gss.similarities(network, inputs[:3], columns[:3], kept)
     held = [by_backward(slice(5)), by_backward(slice(5, 10))]
     for row in range(3):
         own = by_backward(slice(row, row + 1))

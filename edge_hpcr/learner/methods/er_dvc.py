@@ -13,7 +13,10 @@ from edge_hpcr.learner.methods.contract import Batch, Method, StepView
 from edge_hpcr.learner.methods.lookahead import after_virtual_step
 from edge_hpcr.learner.network import ClassRows, Network
 
-PAPER_OPTIONS = {"cifar10": {"lam": 2.0}}
+PAPER_OPTIONS: dict[str, dict[str, float]] = {
+    "cifar10": {"lam": 2.0, "classes": 10},
+    "tiny_imagenet": {"classes": 200},
+}
 # The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
 INTO, OUT = "joint_in", "joint_out"
 UNITS = 128
@@ -22,13 +25,15 @@ UNITS = 128
 @dataclass(frozen=True)
 class Config:
     lam: float = 4.0  # lambda: of the distance between what the views say
+    classes: int = 100  # of the data set: the authors' distance is a mean over all of them from the start
     candidates: int = 50  # among which those to replay are chosen
 
     def __post_init__(self) -> None:
         if self.lam < 0:
             raise UserError(f"lam {self.lam}: a weight of a loss is not negative")
-        if self.candidates < 1:
-            raise UserError(f"candidates {self.candidates}: give at least 1")
+        for name in ("classes", "candidates"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: give at least 1")
 
 
 class ERDVC(Method):
@@ -73,7 +78,7 @@ class ERDVC(Method):
         one, two = network.logits(first), network.logits(second)
         of_first, of_second = network.get_parameter(f"extra.{INTO}.weight").split(UNITS, dim=1)
         together = network.extra[OUT](F.relu(one @ of_first + two @ of_second))
-        return dual_view(one, two, together, labels, self.config.lam)
+        return dual_view(one, two, together, labels, self.config.lam / self.config.classes)
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         drawn = view.held.sample(self.config.candidates)
@@ -83,8 +88,7 @@ class ERDVC(Method):
         def own_loss(network: Network, plain: Tensor, labels: Tensor) -> Tensor:
             other = plain if network.backbone.trunk is not None else view.augment(plain)
             features = network.features(torch.cat([plain, other]))
-            first, second = features.chunk(2)
-            return self._of_views(network, first, second, labels)
+            return self._of_views(network, features[: len(plain)], features[len(plain) :], labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)
         samples, labels = view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
@@ -93,18 +97,18 @@ class ERDVC(Method):
         return view.held.at(drawn.slots[most])
 
 
-def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, lam: float) -> Tensor:
+def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, weight: float) -> Tensor:
     """The loss of two views' logits and of those of both together.
 
     Cross-entropy, minus the mean entropy of what each of the three says of the batch on average (so that it does not
-    collapse to few classes), plus `lam` times the mean distance of the views' probabilities from the joint ones.
+    collapse to few classes), plus `weight` times how far the views' probabilities are from the joint ones in sum.
     """
     cross_entropy = F.cross_entropy(torch.cat([first, second]), labels.repeat(2))
     one, two, both = first.softmax(1), second.softmax(1), together.softmax(1)
     means = torch.stack([one, two, both]).mean(1)
     means = means.clamp_min(torch.finfo(means.dtype).tiny)
-    distance = (torch.cat([one, two]) - both.repeat(2, 1)).abs().mean()
-    return cross_entropy + (means * means.log()).sum() / 3 + lam * distance
+    distance = (torch.cat([one, two]) - both.repeat(2, 1)).abs().sum(1).mean()
+    return cross_entropy + (means * means.log()).sum() / 3 + weight * distance
 
 
 @torch.no_grad()

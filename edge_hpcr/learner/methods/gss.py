@@ -1,7 +1,6 @@
 """GSS-greedy, gradient-based sample selection: keep samples whose gradients differ from those that are held."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +34,10 @@ class GSS(Method):
     Config = Config
     source = "Aljundi et al., NeurIPS 2019; the program RaptorMai/online-continual-learning was read"
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        # By sample id, because slots change when samples leave.
-        self.ids, self.scores = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-        # Of the batch that is stored next: the slot of each newcomer, and its score.
-        self.coming: tuple[Batch, dict[int, float]] | None = None
+    # By sample id, because slots change when samples leave.
+    ids, scores = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    # Of the batch that is stored next: the slot of each newcomer, and its score.
+    coming: tuple[Batch, dict[int, float]] | None = None
 
     def loss(self, batch: Batch) -> Tensor:
         return losses.replay_cross_entropy(batch.logits, batch.labels)
@@ -55,7 +52,7 @@ class GSS(Method):
             if kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
                 return {}
             room = count
-        scores = similarities(network, inputs[:room], labels, kept)
+        scores = similarities(network, inputs[:room], labels[:room], kept)
         slots = slots or dict(replacements(self._scores_of(held.ids()), scores, view.rng))
         ends = {row: len(held) + row if slot is None else slot for row, slot in slots.items()}
         self.coming = batch, {slot: float(scores[row]) for row, slot in ends.items()}
@@ -105,9 +102,8 @@ def similarities(network: Network, inputs: Tensor, labels: Tensor, kept: Tensor 
     """The score of each sample: the largest cosine of its own gradient with the rows of `kept`."""
     if kept is None:
         return np.full(len(inputs), FIRST)
-    rows = range(len(inputs))
-    own = (gradient(network, inputs[row : row + 1], labels[row : row + 1]) for row in rows)
-    return np.array([_highest_cosine(each, kept) for each in own])
+    singles = zip(inputs.split(1), labels.split(1), strict=True)
+    return np.array([_highest_cosine(gradient(network, *each), kept) for each in singles])
 
 
 def _highest_cosine(own: Tensor, kept: Tensor) -> float:
@@ -115,8 +111,7 @@ def _highest_cosine(own: Tensor, kept: Tensor) -> float:
 
 
 def replacements(held: np.ndarray, coming: np.ndarray, rng: np.random.Generator) -> dict[int, int]:
-    """Which newcomer takes which slot: each meets a held sample, likely one with a high score, and wins against it with
-    probability C'/(c' + C'), both scores moved to 0 to 1."""
+    """Which newcomer takes which slot: it meets a held sample, likely one with a high score, and wins as C' : c'."""
     weights = (held - held.min()) / (held.max() - held.min() + 0.01) + 1e-9  # all the same: all as likely
     victims = rng.choice(len(held), min(len(coming), len(held)), replace=False, p=weights / weights.sum())
     old, new = (held[victims] + 1) / 2, (coming[: len(victims)] + 1) / 2

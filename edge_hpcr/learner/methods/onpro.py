@@ -1,6 +1,5 @@
 """OnPro, online prototypes: OCM's contrast, class prototypes that keep apart, and mixtures of classes that are near."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +89,7 @@ class OnPro(Method):
             loss = loss + self._of_mixed(batch, mixed, *replayed[0])
         if len(held):
             views = rotations.project(self.network, batch.features[batch.replayed]).chunk(batch.views)
-            seen, self._latest = self._apart(batch, views, held)
+            seen, self._latest = prototype_contrast(views, held, batch.num_classes, self.config.prototype_tau)
             loss = loss + seen
         return loss
 
@@ -100,7 +99,8 @@ class OnPro(Method):
         every = rotations.rotated_labels(labels, batch.num_classes).repeat(batch.views)
         contrast = rotations.contrast_views(similar, every, self.config.tau, batch.views)
         upright = [view[: len(labels)] for view in projections.chunk(batch.views)]
-        return contrast + self._apart(batch, upright, labels)[0]
+        apart, _ = prototype_contrast(upright, labels, batch.num_classes, self.config.prototype_tau)
+        return contrast + apart
 
     def _of_mixed(self, batch: Batch, mixed: Mixed, projections: Tensor, features: Tensor) -> Tensor:
         similar = self.config.scale * rotations.similarities(projections, features, self.rng)
@@ -108,10 +108,6 @@ class OnPro(Method):
         upright = features.chunk(batch.views)[-1][: len(mixed.images)]
         contrast = rotations.contrast(similar, every, self.config.tau)
         return contrast + mixed.cross_entropy(self.network.logits(upright))
-
-    def _apart(self, batch: Batch, views: Sequence[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-        tau = self.config.prototype_tau
-        return prototype_contrast(views[0], views[-1], labels, batch.num_classes, tau)
 
     def after_step(self, view: StepView, batch: Batch) -> None:
         self.prototypes = self._latest

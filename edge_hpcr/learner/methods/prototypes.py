@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
 
@@ -42,18 +43,18 @@ class Mixed:
 
 
 def prototype_contrast(
-    first: Tensor, second: Tensor, labels: Tensor, num_classes: int, tau: float
+    views: Sequence[Tensor], labels: Tensor, num_classes: int, tau: float
 ) -> tuple[Tensor, Tensor]:
-    """How far each class's prototype is from that of its other view rather than from the other classes' (OPE).
+    """How much nearer each class's prototype is to that of its other view than to those of other classes (OPE).
 
-    A prototype is the direction of the mean projection of a class. With it come the means over both views, by class.
+    A prototype is the direction of a class's mean projection. Returns the loss, and the means over both views by class.
     """
-    own = F.one_hot(labels, num_classes).to(first.dtype)
+    own = F.one_hot(labels, num_classes).to(views[0].dtype)
     counts = own.sum(0)
-    means = [own.T @ view / counts.clamp_min(1)[:, None] for view in (first, second)]
+    means = [own.T @ view / counts.clamp_min(1)[:, None] for view in (views[0], views[-1])]
     directions = F.normalize(torch.cat([mean[counts > 0] for mean in means]), dim=1)
     itself = torch.eye(len(directions), dtype=torch.bool, device=labels.device)
-    logits = (directions @ directions.T / tau).masked_fill(itself, torch.finfo(first.dtype).min)
+    logits = (directions @ directions.T / tau).masked_fill(itself, torch.finfo(own.dtype).min)
     log_share, half = F.log_softmax(logits, dim=1), len(directions) // 2
     pairs = torch.cat([log_share.diagonal(half), log_share.diagonal(-half)])
     return -pairs.mean(), ((means[0] + means[1]) / 2).detach()
