@@ -133,7 +133,7 @@ def test_a_method_without_a_memory_and_a_value_that_is_there_twice_run_once(writ
 
 
 def test_presets_of_bench_stand_for_a_dataset_and_a_buffer(write):
-    path = write("presets: [paper/cifar10-200, paper/ocm-cifar100-1000]\nmethods: pcr\nseeds: 1\n")
+    path = write("presets: [paper/cifar10-200, paper-ocm/cifar100-1000]\nmethods: pcr\nseeds: 1\n")
     assert names(path) == ["cifar10-pcr-200-seed0", "cifar100-pcr-1000-ocm-seed0"]
 
 
