@@ -246,12 +246,12 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path, write, capsys):
     assert f"another sweep works in {tmp_path / 'runs'}" in said and "--out" in said
 
 
-def wait_for_checkpoint(process, out: Path, done: int = 0) -> None:
-    """Until a run has saved its first task, and so many are done."""
+def wait_for_checkpoint(process, out: Path, method: str = "*", done: int = 0) -> None:
+    """Until a run of this method has saved its first task, and so many are done."""
 
     def there() -> bool:
         assert process.poll() is None, process.communicate()
-        saved = any(map(checkpoint.exists, out.glob("*.checkpoint")))
+        saved = any(map(checkpoint.exists, out.glob(f"digits-{method}-*.checkpoint")))
         return saved and len(list(out.glob("*.json"))) >= done
 
     wait_for(there, "a checkpoint", 120)
@@ -260,20 +260,20 @@ def wait_for_checkpoint(process, out: Path, done: int = 0) -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_what_runs_and_report_works_in_the_middle(tmp_path, write, capsys):
     out = tmp_path / "runs"
-    path = write("datasets: digits\nlimit: 100\nset: {nf: 4}\nmethods: [ncm, er]\nbuffers: 30\nseeds: 1\n")
+    path = write("datasets: digits\nset: {nf: 4}\nmethods: [ncm, er]\nbuffers: 30\nseeds: 1\n")
     command = ("-m", "edge_hpcr", "sweep", path, "--out", out, "--jobs", "1")
     with started(*command, env=ENVIRONMENT) as process:
-        wait_for_checkpoint(process, out, done=1)
+        wait_for_checkpoint(process, out, "er", done=1)
         process.send_signal(signal.SIGINT)
         said = process.communicate()[1]
     assert process.returncode == 1
     assert said.splitlines()[-1] == "stopped and saved; the same command continues"
     assert "Traceback" not in said
-    assert checkpoint.exists(out / "digits-er-30-limit100-nf=4-seed0.checkpoint")
+    assert checkpoint.exists(out / "digits-er-30-nf=4-seed0.checkpoint")
     assert main(["report", str(out)]) == 0
     told = capsys.readouterr()
     assert "ncm" in (told.out + told.err).casefold()
-    assert "digits-er-30-limit100-nf=4-seed0.checkpoint: this run is under way or was stopped" in told.err
+    assert "digits-er-30-nf=4-seed0.checkpoint: this run is under way or was stopped" in told.err
     assert main(["sweep", str(path), "--out", str(out)]) == 0
 
 
