@@ -138,6 +138,8 @@ def fill(learner: Learner, plain: PlainStep, images: np.ndarray, labels: np.ndar
     for class_id in range(older, CLASSES):
         learner.add_class(class_id)
     pixels = torch.from_numpy(images[rows]).permute(0, 3, 1, 2).to(torch.float32).div(255)
+    # With what the learner's records say of the classes that came since.
+    logits = learner.memory.at(np.arange(len(rows))).logits
     columns, *records = (torch.from_numpy(each) for each in (labels[rows], logits, features))
     plain.memory.update(pixels, columns, *records, older, plain.rng)
 
