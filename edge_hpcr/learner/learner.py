@@ -459,7 +459,7 @@ class Learner:
         with self._undone_on_error():
             inputs, columns, replay = choose()
             batch = self._forward(inputs, columns, replay)
-            outcome = self._read(batch, self._backward(batch), len(inputs))
+            outcome = self._read(batch, *self._backward(batch), len(inputs))
             self.method.adjust_gradients(self.view, batch)
             offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
@@ -564,23 +564,24 @@ class Learner:
             tau=self.config.tau,
         )
 
-    def _backward(self, batch: Batch) -> Tensor:
-        """The gradients of the batch's loss; returns the loss."""
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradients of the batch's loss; returns the loss and the gradients' norm."""
         loss = self.method.loss(batch)
-        self.network.zero_grad(set_to_none=True)
+        parameters = list(self.network.parameters())
+        for parameter in parameters:
+            parameter.grad = None
         loss.backward()
-        return loss.detach()
+        return loss.detach(), get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     @torch.no_grad()
-    def _read(self, batch: Batch, loss: Tensor, count: int) -> _Outcome:
+    def _read(self, batch: Batch, loss: Tensor, norm: Tensor, count: int) -> _Outcome:
         """What the step came to; refuses it if it cannot be taken. Until here a GPU has been given work and no question."""
-        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
-        norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
         logits = batch.logits[:count]
         correct = (logits.argmax(1) == batch.labels[:count]).sum()
         # SCD reads directions only; of length one they fit 16 bits whatever the network does.
         features = F.normalize(batch.sketches[: count if self.method.stores_features else 0], dim=1)
         loss_there, norm_there, correct_there, *rows = read_back([loss, norm, correct, logits, features])
+        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
         if not math.isfinite(loss_there + norm_there):
             raise LossNotFinite(
                 f"the loss is {float(loss_there)} and its gradient's norm {float(norm_there)} at step {self.step}: the "
