@@ -85,6 +85,14 @@ def paper_value(
     return _paper_results().get((setting, method, dataset, buffer, metric), Estimate())
 
 
+def is_in_papers_table(method: str) -> bool:
+    """Whether the paper's table of final accuracies names a method; the ablation's rows are in a table of their own."""
+    with PAPER_RESULTS.open(newline="") as file:
+        return any(
+            row["method"] == method and row["table"] == "paper_final_accuracy" for row in csv.DictReader(file)
+        )
+
+
 def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
     """What can differ between runs of a method on a dataset, beside the seed and the size of the memory."""
     learner = config["learner"]
@@ -92,7 +100,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: value for key, value in learner.items() if key not in nested},
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
-        **config["method_options"],
+        **methods.method_class(learner["method"]).options_then(config["method_options"]),
         "precision": learner["memory"]["precision"],
         **{key: config[key] for key in (*_CONDITIONS, "threads", "device") if key in config},
     }

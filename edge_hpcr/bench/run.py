@@ -178,8 +178,8 @@ class Run:
 
     def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
-        refusal = f"{self.config.name} is being run by another process; wait, or choose another --out"
-        with locked(self.folder / f"{self.config.name}.lock", refusal, remove=True):
+        lock = self.folder / f"{self.config.name}.lock"
+        with locked(lock, being_run(self.config), remove=True):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
@@ -368,7 +368,11 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = plain(asdict(config))
-    if {key: config_there.get(key) for key in wanted} != wanted:
+    kind = methods.method_class(config.learner.method)
+    options = methods.create(kind.name, config.learner.method_options).config_dict()
+    stored = kind.options_then(result["config"].get("method_options", {}))
+    same = {key: config_there.get(key) for key in wanted} == wanted
+    if not same or any(options[key] != stored[key] for key in options.keys() & stored.keys()):
         raise UserError(
             f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
         )
@@ -400,12 +404,18 @@ def make_config(
         backbone,
         method=method,
         method_options=options,
-        memory=memory or MemoryConfig(samples=200),
+        # One that keeps nothing is the same run whatever budget it is offered.
+        memory=memory if memory and has_budget(method) else MemoryConfig(samples=200),
         seed=seed,
         **(size | (learner_options or {})),
     )
     methods.create(method, learner.method_options)
     return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
+
+
+def being_run(config: RunConfig) -> str:
+    """Why a run is refused whose lock is held."""
+    return f"{config.name} is being run by another process; wait, or choose another --out"
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:
@@ -438,6 +448,11 @@ def _peak_rss() -> int:
 def plain(value: Any) -> Any:
     """As JSON gives it back: tuples as lists, so that a saved configuration compares equal."""
     return json.loads(json.dumps(value))
+
+
+def interrupt() -> None:
+    """What Ctrl-C does, for `on_stop_signal`: a shell starts a background job with Ctrl-C ignored."""
+    raise KeyboardInterrupt
 
 
 @contextmanager

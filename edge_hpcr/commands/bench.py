@@ -1,12 +1,9 @@
 """`python -m edge_hpcr bench`: from the command line to runs, one process per seed."""
 
 import hashlib
-import multiprocessing
 import os
 import sys
 from dataclasses import fields
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,11 +13,11 @@ from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
+from edge_hpcr.bench.local_runner import DONE, HELD, INTERRUPTED, WRONG_INPUT, LocalRunner, run_here
 from edge_hpcr.bench.run import (
-    Interrupted,
-    Run,
     RunConfig,
     finished_result,
+    interrupt,
     make_config,
     on_stop_signal,
     papers_options,
@@ -58,7 +55,6 @@ A run that was stopped (Ctrl-C, a power cut) continues when the same command is 
 """
 DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
-DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 3  # how one run ended
 _LEARNER_OPTIONS = (
     *("views", "stored_views", "replay", "nf", "tau", "optimiser", "lr", "proxy_lr", "imprint"),
     *("batch_norm", "ema_decay"),
@@ -141,7 +137,7 @@ def bench(
     """Learn a dataset task by task in a single pass, and test after each task."""
     if context.invoked_subcommand:
         _refuse_options(context)
-        return DONE
+        return 0
     runs = _configure(SimpleNamespace(**context.params))
     make_writable(out)
     data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
@@ -157,11 +153,10 @@ def bench(
                 file=sys.stderr,
             )
     at_a_time = jobs or max(1, (os.cpu_count() or 1) // threads)
-    # SIGINT too: a shell starts a background job with Ctrl-C ignored.
-    with on_stop_signal(_interrupt):
+    with on_stop_signal(interrupt):
         code = _run_all(waiting, out, root, at_a_time)
-    if code == WRONG_INPUT:
-        return code
+    if code in (WRONG_INPUT, HELD):
+        return 2
     if code != DONE:
         how = "stopped and saved" if code == INTERRUPTED else "a run died"
         print(f"{how}; the same command continues", file=sys.stderr)
@@ -181,10 +176,6 @@ def _refuse_options(context: Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             name = context.invoked_subcommand
             raise UserError(f"{parameter.opts[0]} is an option of `bench`: give those of `{name}` after it")
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def configure(options: list[str]) -> list[RunConfig]:
@@ -251,7 +242,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if arguments.image_size is not None:
         labels.insert(0, f"{arguments.image_size}px")
     if setting and setting.learner_options:
-        labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+        labels.insert(0, arguments.preset.split("/")[0].removeprefix("paper-"))
     label = "-".join(labels)
     if len(label) > LONGEST_LABEL:
         label = f"{label[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
@@ -291,45 +282,17 @@ def _check_types(options: dict[str, Any], config: type) -> None:
 def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:
     """DONE, or the code of the first run that did not come to its end."""
     if len(runs) <= 1 or jobs == 1:
-        return next((code for run in runs if (code := _run_one(run, out, root, 0)) != DONE), DONE)
-    # Spawned, not forked: PyTorch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    waiting = [
-        context.Process(target=_run_in_process, args=(run, out, root, i)) for i, run in enumerate(runs)
-    ]
-    running: list[BaseProcess] = []
-    failed = DONE
+        return next((code for run in runs if (code := run_here(run, out, root)) != DONE), DONE)
+    waiting, failed = list(runs), DONE
     try:
-        while running or (waiting and failed == DONE):
-            while waiting and len(running) < jobs and failed == DONE:
-                running.append(waiting.pop(0))
-                running[-1].start()
-            connection.wait([process.sentinel for process in running])
-            ended = [process for process in running if process.exitcode is not None]
-            running = [process for process in running if process not in ended]
-            failed = next((p.exitcode for p in ended if p.exitcode not in (DONE, None)), failed)
+        with LocalRunner(out, root, jobs) as runner:
+            while runner.running or (waiting and failed == DONE):
+                while waiting and runner.has_room and failed == DONE:
+                    runner.start(waiting.pop(0))
+                for ended in runner.wait():
+                    failed = failed or ended.code
+                    if ended.code in (WRONG_INPUT, HELD):
+                        print(f"edge_hpcr: {ended.cause}", file=sys.stderr)
     except KeyboardInterrupt:
-        # A terminal's Ctrl-C reached them too; SIGTERM asks those for which it was not meant, and is no second Ctrl-C.
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.join()
         return INTERRUPTED
     return failed
-
-
-def _run_in_process(run: RunConfig, out: Path, root: Path | None, position: int) -> None:
-    try:
-        code = _run_one(run, out, root, position)
-    except UserError as error:
-        print(f"edge_hpcr: {error}", file=sys.stderr)
-        code = WRONG_INPUT
-    sys.exit(code)
-
-
-def _run_one(run: RunConfig, out: Path, root: Path | None, position: int) -> int:
-    try:
-        Run(run, out, root).run(position)
-    except (Interrupted, KeyboardInterrupt):
-        return INTERRUPTED
-    return DONE

@@ -40,6 +40,7 @@ COMMANDS = {
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),
+    "sweep": ("edge_hpcr.commands.sweep", "make many runs, on this machine or on a Ray cluster"),
     "report": ("edge_hpcr.commands.report", "make tables and plots of finished runs"),
     "data": ("edge_hpcr.commands.data", "fetch datasets, and list them"),
 }

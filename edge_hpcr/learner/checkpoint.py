@@ -6,6 +6,7 @@ the SHA-256 of every other file, so that a file that was cut short or changed is
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,11 @@ def _facts_hash(facts: dict[str, Any]) -> str:
 def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
     """Write `facts` and one safetensors file for each group of `arrays`; replaces an older checkpoint there."""
     folder = Path(folder)
-    temporary = _unfinished(folder)
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not (folder / INDEX).is_file() and not is_empty:
         raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)  # what a power cut left of an earlier one
-        temporary.mkdir(parents=True)
+
+    def fill(temporary: Path) -> None:
         for name, group in arrays.items():
             whole = {key: np.asarray(value, order="C") for key, value in group.items()}
             save_file(whole, temporary / f"{name}.safetensors")
@@ -58,6 +57,33 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
         index = {"format": CHECKPOINT.current, "version": __version__, "sha256": hashes, "facts": facts}
         index["facts_sha256"] = _facts_hash(facts)
         (temporary / INDEX).write_text(json.dumps(index, allow_nan=False))
+
+    _put(folder, fill)
+
+
+def pack(folder: Path) -> dict[str, bytes]:
+    """The files of a checkpoint by name, to send them to another machine."""
+    place, index = _index(Path(folder))
+    return {name: (place / name).read_bytes() for name in (INDEX, *index["sha256"])}
+
+
+def unpack(files: dict[str, bytes], folder: Path) -> None:
+    """Write what `pack` gave; replaces an older checkpoint there."""
+
+    def fill(temporary: Path) -> None:
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
+
+    _put(Path(folder), fill)
+
+
+def _put(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Put a new checkpoint in its place, whose files `fill` writes into a folder."""
+    temporary = _unfinished(folder)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a power cut left of an earlier one
+        temporary.mkdir(parents=True)
+        fill(temporary)
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
         _swap_in(temporary, folder)

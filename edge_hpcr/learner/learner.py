@@ -676,6 +676,7 @@ class Learner:
         trunk = self.network.backbone.trunk
         facts = {
             "config": asdict(self.config),
+            "method_options": self.method.config_dict(),
             "class_ids": self.class_ids,
             "step": self.step,
             "rng": self.rng.bit_generator.state,
@@ -698,6 +699,9 @@ class Learner:
         `weights` is where the backbone's file is now, if it has moved.
         """
         arrays, facts = checkpoint.read(Path(folder))
+        if "method_options" not in facts:  # of an edition that had fewer of them
+            then = methods.method_class(facts["config"]["method"]).options_then
+            facts["config"]["method_options"] = then(facts["config"]["method_options"])
         facts["config"]["weights"] = weights or facts["config"].get("weights")
         try:
             return cls._restored(arrays, facts, device), facts["notes"]

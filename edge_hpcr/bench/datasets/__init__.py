@@ -12,9 +12,10 @@ from pathlib import Path
 from edge_hpcr.bench.datasets import registry, sources, store
 from edge_hpcr.bench.datasets.registry import DATASETS, Dataset, DatasetInfo
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 from edge_hpcr.stream.digits import read_digits
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "default_root", "get", "is_here", "load"]
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "default_root", "get", "identity", "is_here", "load"]
 
 
 def default_root() -> Path:
@@ -25,6 +26,17 @@ def default_root() -> Path:
 def is_here(name: str, root: Path | None = None) -> bool:
     """Whether a dataset is built in, or stored below the root."""
     return not registry.info(name).sources or ((root or default_root()) / name / store.META).is_file()
+
+
+def identity(name: str, root: Path | None = None) -> str:
+    """The same for the same images and labels; "" if they are not here. Whether they are whole, only `load` knows."""
+    if not is_here(name, root):
+        return ""
+    if registry.info(name).sources:
+        return store.identity(root or default_root(), name)
+    built_in = load(name)
+    parts = (built_in.train_images, built_in.train_labels, built_in.test_images, built_in.test_labels)
+    return sha256(b"".join(part.tobytes() for part in parts))
 
 
 def load(name: str, root: Path | None = None) -> Dataset:

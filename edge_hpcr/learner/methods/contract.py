@@ -107,6 +107,15 @@ class StepView:
         # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
         return moved.permute(0, 3, 1, 2).to(torch.float32).div(255)
 
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        """A layer for `network.extra`, on the device, that starts where the learner's own random numbers say."""
+        layer, bound = nn.Linear(inputs, outputs, device=self.device), inputs**-0.5
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                start = self.rng.uniform(-bound, bound, parameter.shape).astype(np.float32)
+                parameter.copy_(torch.from_numpy(start))
+        return layer
+
     def plain(self, inputs: np.ndarray) -> Tensor:
         """The samples themselves on the device, not the views that the memory keeps of latents."""
         latents = self.network.backbone.trunk is not None and inputs.dtype != np.uint8
@@ -131,7 +140,11 @@ class Method:
     Config: ClassVar[type] = NoConfig
     fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
+    earlier: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # options newer than some results: what was done before they existed
     source: ClassVar[str] = "the paper"  # where it was published, and how far that was read
+    known_difference: ClassVar[str] = ""  # what is known of why its results differ from the paper's, if they do
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
     linear: ClassVar[bool] = False  # the classifier is a linear layer, not cosines
@@ -159,6 +172,11 @@ class Method:
         """The options with which the paper ran this method on a dataset, where they are not the defaults."""
         chosen = cls.paper_options.get(dataset, {})
         return {key: value for key, value in chosen.items() if key in cls.options()}
+
+    @classmethod
+    def options_then(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of a stored result or checkpoint, which may be older than some of them."""
+        return {key: value for key, value in cls.earlier.items() if key in cls.options()} | dict(stored)
 
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""

@@ -1,0 +1,279 @@
+"""Runs on a Ray cluster: each is a task; one whose machine dies continues from its checkpoint on another.
+
+Ray is an optional dependency (`pip install "edge-hpcr[ray]"`), imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench import ray_worker
+from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, Ended
+from edge_hpcr.bench.ray_worker import Place, difference, facts
+from edge_hpcr.bench.run import RunConfig, being_run, finished_result
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import Locked, locked, reason_of
+from edge_hpcr.learner import checkpoint
+
+LOCAL = "local"
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # for Ray to say that it is Ray
+ASK_SECONDS = 120.0  # for a node to import PyTorch and answer
+STOP_SECONDS = 60.0  # for runs to save themselves
+MOST_LOSSES = 10  # of one run: more is no bad luck
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """What the command line says about the cluster."""
+
+    address: str
+    cpus: int  # per run
+    gpus: float = 0.0
+    jobs: int | None = None  # at a time, at most
+    shared: bool = False  # every machine has the result folder
+
+
+class RayRunner:
+    """Hands runs to a cluster, as `LocalRunner` does to processes. It connects when it is made."""
+
+    def __init__(
+        self,
+        options: RayOptions,
+        runs: Sequence[RunConfig],
+        out: Path,
+        root: Path | None,
+        lock: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options, self._out, self._lock, self._say = options, out.resolve(), lock, say
+        shared = options.shared or options.address == LOCAL
+        self._place = Place(
+            root and root.resolve(), data.default_root().resolve(), self._out if shared else None
+        )
+        self._flying: dict[Any, RunConfig] = {}
+        self._losses: Counter[str] = Counter()
+        self._locks: dict[str, ExitStack] = {}
+        self._refused: list[Ended] = []
+        self.at_a_time = 0
+        self._stack = ExitStack()
+        try:
+            self._ray = self._connect()
+            datasets = list(dict.fromkeys(run.dataset for run in runs))
+            self._expected = facts(self._place, datasets, lock)
+            self._check_nodes(datasets)
+            self._collector = self._make_collector()
+            # Each in a process of its own, so that the memory and the device it takes are its own; lost ones are started
+            # again here and not by Ray, with the checkpoint they have by then.
+            alone = {"max_calls": 1, "max_retries": 0, "num_cpus": options.cpus, "num_gpus": options.gpus}
+            self._task = self._ray.remote(**alone)(ray_worker.work)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> RayRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if self._flying:
+                self._ray.get(self._collector.stop.remote())
+                refs = list(self._flying)
+                self._ray.wait(refs, num_returns=len(refs), timeout=STOP_SECONDS)
+
+    @property
+    def running(self) -> list[RunConfig]:
+        return list(self._flying.values())
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._flying) < self.at_a_time
+
+    def start(self, run: RunConfig) -> None:
+        if self._place.shared is None and run.name not in self._locks and not self._hold(run):
+            return
+        saved = None
+        begun = self._out / f"{run.name}.checkpoint"
+        if self._place.shared is None and checkpoint.exists(begun):
+            saved = checkpoint.pack(begun)
+        ref = self._task.remote(run, self._place, self._collector, self._expected, self._lock, saved)
+        self._flying[ref] = run
+
+    def _hold(self, run: RunConfig) -> bool:
+        """Lock a run here if its machine cannot, because it writes elsewhere; False if another process has it."""
+        held = ExitStack()
+        try:
+            held.enter_context(locked(self._out / f"{run.name}.lock", being_run(run), remove=True))
+        except Locked as error:
+            self._refused.append(Ended(run, HELD, str(error)))
+            return False
+        self._locks[run.name] = self._stack.enter_context(held)
+        return True
+
+    def wait(self, seconds: float | None = None) -> list[Ended]:
+        """The runs that ended; waits for the first of them, or so long. Runs that lost their machine start again."""
+        self._count_room()
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused
+        if not self._flying:
+            time.sleep(seconds or 0.0)
+            return []
+        done, _ = self._ray.wait(list(self._flying), timeout=seconds)
+        all_ended = [ended for ref in done if (ended := self._end(ref)) is not None]
+        for ended in all_ended:
+            self._locks.pop(ended.run.name, ExitStack()).close()
+        return all_ended
+
+    def _end(self, ref: Any) -> Ended | None:
+        from ray import exceptions
+
+        run = self._flying.pop(ref)
+        lost = (
+            exceptions.NodeDiedError,
+            exceptions.WorkerCrashedError,
+            exceptions.LocalRayletDiedError,
+            exceptions.OutOfMemoryError,
+        )
+        try:
+            code, cause, begun_at = self._ray.get(ref)
+        except lost as error:
+            if finished_result(run, self._out) is not None:
+                return Ended(run, DONE)  # it was the last that its machine did
+            self._losses[run.name] += 1
+            if self._losses[run.name] > MOST_LOSSES:
+                return Ended(run, FAILED, f"lost {MOST_LOSSES + 1} times, last by {type(error).__name__}")
+            self._say(f"{run.name}: its node or process died; it starts again where it was saved last")
+            self.start(run)
+            return None
+        except exceptions.RayError as error:
+            return Ended(run, FAILED, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
+        if begun_at and not cause:
+            self._say(f"{run.name}: continued at step {begun_at}")
+        return Ended(run, code, cause)
+
+    def _connect(self) -> Any:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise UserError('--ray needs the package ray: pip install "edge-hpcr[ray]"') from None
+        address = self._options.address
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        # Ray prints what happens to its nodes to the output; it takes over SIGTERM, too.
+        nowhere = self._stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115 (closed with the stack)
+        self._stack.enter_context(redirect_stdout(nowhere))
+        self._stack.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        if address == LOCAL:
+            jobs = self._options.jobs
+            cpus = None if jobs is None else jobs * self._options.cpus
+            ray.init(address=LOCAL, num_cpus=cpus, include_dashboard=False, **quiet)
+        else:
+            _check_answers(address)
+            try:
+                ray.init(address=address, **quiet)
+            except (RuntimeError, ValueError, OSError) as error:  # a ConnectionError is an OSError
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(f"--ray {address}: {reason}; is Ray started on this machine, too?") from None
+        self._stack.callback(ray.shutdown)
+        return ray
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """The living nodes that can make a run."""
+        return [node for node in self._ray.nodes() if node["Alive"] and self._room(node)]
+
+    def _room(self, node: dict[str, Any]) -> int:
+        has, options = node["Resources"], self._options
+        room = int(has.get("CPU", 0) // options.cpus)
+        return min(room, int(has.get("GPU", 0) // options.gpus)) if options.gpus else room
+
+    def _count_room(self) -> None:
+        had, now = self.at_a_time, sum(map(self._room, self._nodes()))
+        self.at_a_time = min(now, self._options.jobs or now)
+        if had and not now:
+            self._say("no node is left that can make a run: waiting for one")
+
+    def _check_nodes(self, datasets: list[str]) -> None:
+        """Every node has this code and these data; else nothing starts."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        nodes = self._nodes()
+        if not nodes:
+            asked = f"{self._options.cpus} CPUs and {self._options.gpus:g} GPUs"
+            raise UserError(f"--ray {self._options.address}: no node has {asked}; ask for less per run")
+        ask = self._ray.remote(_question(self._place, datasets, self._lock))
+        answers = [
+            ask.options(
+                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote()
+            for node in nodes
+        ]
+        for node, answer in zip(nodes, answers, strict=True):
+            name = node["NodeManagerHostname"]
+            try:
+                found = self._ray.get(answer, timeout=ASK_SECONDS)
+            except self._ray.exceptions.RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise UserError(f"node {name} cannot be asked what it has: {reason}") from None
+            if problem := difference(name, self._expected, found):
+                raise UserError(problem)
+        self._count_room()
+
+    def _make_collector(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        return (
+            self._ray.remote(ray_worker.Collector)
+            .options(num_cpus=0, scheduling_strategy=here)
+            .remote(self._out)
+        )
+
+
+def _question(place: Place, datasets: list[str], lock: str) -> Callable[[], dict[str, str]]:
+    """A function that Ray sends as a whole: it answers also where edge_hpcr is missing or older than this file."""
+    from_place = (place.root, place.default_root, place.shared)
+
+    def ask() -> dict[str, str]:
+        try:
+            from edge_hpcr.bench.ray_worker import Place, facts
+        except ImportError as error:
+            return {"missing": str(error)}
+        return facts(Place(*from_place), datasets, lock)
+
+    return ask
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address behind which there is no Ray, in seconds: Ray itself would try for minutes."""
+    match = re.fullmatch(r"\[?([^\[\]/]+?)\]?:([0-9]{1,5})", address)
+    if match is None:
+        raise UserError(
+            f"--ray {address!r}: write the address of a Ray cluster, like 10.0.0.5:6379, or local"
+        )
+    start = "start it there with `ray start --head`"
+    try:
+        socket.create_connection((match[1], int(match[2])), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--ray {address} does not answer ({reason_of(error)}): {start}") from None
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS, check=True)
+    except subprocess.SubprocessError:
+        raise UserError(f"--ray {address} answers, but not as Ray does: {start}") from None
