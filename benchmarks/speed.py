@@ -1,7 +1,9 @@
 """`python -m benchmarks.speed`: how fast a training step is here, beside a plain step and beside the machine's bound."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,13 +32,15 @@ from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.precision import has_fast_bfloat16
 
 CLASSES = 10
 INCOMING = 10
 SIDE = 32
 POOL = 500  # distinct images to draw batches from
 MATMUL_SIDE = 1024
-GOAL_SPEEDUP, HOPED_SPEEDUP, GOAL_BOUND, GOAL_OUTSIDE = 1.3, 1.5, 0.6, 0.10
+GOAL_BOUND, GOAL_OUTSIDE = 0.6, 0.10
+GOAL_SPEEDUPS = {"ours": 1.5, "ours, bfloat16": 1.9}
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,12 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
         config = LearnerConfig(SIDE, SIDE, method="hpcr", memory=MemoryConfig(samples=200))
         learner, plain = Learner(config, "cpu"), PlainStep(config, CLASSES)
         fill(learner, plain, images, labels)
+        learners = {"ours": learner}
+        if has_fast_bfloat16(learner.device):
+            learners["ours, bfloat16"] = Learner(replace(config, compute="bfloat16"), "cpu")
+            fill(learners["ours, bfloat16"], PlainStep(config, CLASSES), images, labels)
         batches = _batches(images, labels)
-        contest = _contest(plan, learner, plain, batches)
+        contest = _contest(plan, learners, plain, batches)
         shares = speed_parts.shares(learner, batches, plan.part_steps)
         batch = learner.to_device(images[: 4 * INCOMING])  # incoming and replayed, each with its view
         matmul_gflops = contest["bound"]["matmul_gflops"]["processor"]["median"]
@@ -138,6 +146,8 @@ def fill(learner: Learner, plain: PlainStep, images: np.ndarray, labels: np.ndar
     for class_id in range(older, CLASSES):
         learner.add_class(class_id)
     pixels = torch.from_numpy(images[rows]).permute(0, 3, 1, 2).to(torch.float32).div(255)
+    # With what the learner's records say of the classes that came since.
+    logits = learner.memory.at(np.arange(len(rows))).logits
     columns, *records = (torch.from_numpy(each) for each in (labels[rows], logits, features))
     plain.memory.update(pixels, columns, *records, older, plain.rng)
 
@@ -145,11 +155,15 @@ def fill(learner: Learner, plain: PlainStep, images: np.ndarray, labels: np.ndar
 # The contest ---------------------------------------------------------------------------------------------------------
 
 
-def _contest(plan: Plan, learner: Learner, plain: PlainStep, batches: Batches) -> dict[str, Any]:
+def _contest(plan: Plan, learners: dict[str, Learner], plain: PlainStep, batches: Batches) -> dict[str, Any]:
     left, right, product = torch.rand(3, MATMUL_SIDE, MATMUL_SIDE)
-    contestants = {
-        "ours": lambda: learner.observe(*next(batches)),
-        "plain": lambda: plain.observe(*next(batches)),
+    steps = {name: each.observe for name, each in learners.items()} | {"plain": plain.observe}
+
+    def one(observe: Callable[[np.ndarray, np.ndarray], Any]) -> None:
+        observe(*next(batches))
+
+    contestants: dict[str, Callable[[], Any]] = {
+        **{name: partial(one, observe) for name, observe in steps.items()},
         "matmul": lambda: torch.mm(left, right, out=product),
     }
     # A bound is the best that was seen; a step is what it usually is.
@@ -162,9 +176,9 @@ def _contest(plan: Plan, learner: Learner, plain: PlainStep, batches: Batches) -
                 "ms": by_clock(times[name] * 1e3),
                 "samples_per_second": INCOMING / float(np.median(times[name][:, 0])),
             }
-            for name in ("ours", "plain")
+            for name in steps
         },
-        "speedup": by_clock(times["plain"] / times["ours"]),
+        "speedup": {name: by_clock(times["plain"] / times[name]) for name in learners},
         "bound": {
             "step_gflop": gflop,
             "matmul_gflops": by_clock(matmul_gflop / times["matmul"]),
@@ -199,8 +213,11 @@ def tables(result: dict[str, Any]) -> list[str]:
     bound_rate = INCOMING * 1e3 / bound["ms"]["wall"]["median"]
     steps.append(["bound by matmul", *_spreads(bound["ms"], 0), f"{bound_rate:.1f}"])
     ratios = [
-        ["times as fast as plain", *_spreads(result["speedup"]), f">= {GOAL_SPEEDUP}, hoped {HOPED_SPEEDUP}"],
-        ["share of the bound", *_spreads(bound["share"]), f">= {GOAL_BOUND}"],
+        *(
+            [f"{name}: times as fast as plain", *_spreads(speedup), f">= {GOAL_SPEEDUPS[name]}"]
+            for name, speedup in result["speedup"].items()
+        ),
+        ["ours: share of the bound", *_spreads(bound["share"]), f">= {GOAL_BOUND}"],
     ]
     arithmetic = (
         f"The bound: {bound['step_gflop']:.2f} GFLOP per step at "

@@ -4,13 +4,16 @@ No GPU is needed: fake tensors carry a device and refuse to meet a tensor of ano
 device is "meta" and not "cuda", as autograd wants a real driver before it walks back over CUDA tensors, fake or not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig
@@ -138,3 +141,80 @@ def test_prediction_stays_on_the_learners_device(fake: FakeTensorMode, learner: 
 def test_a_tensor_left_on_the_host_would_be_noticed(fake: FakeTensorMode, learner: Learner) -> None:
     with fake, pytest.raises(RuntimeError, match="same device"):
         learner.network.logits(torch.zeros(1, learner.network.feature_size))
+
+
+# How often the host waits for the device ------------------------------------------------------------------------------
+
+# What gives the host numbers of a tensor, and operations whose results' sizes depend on them: on a GPU the host waits.
+ASKING = frozenset({"cpu", "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+ASKING_INSIDE = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "bincount",
+    "is_nonzero",
+    "equal",
+)
+
+
+class Questions(TorchFunctionMode):
+    """Notes by what the host asks a tensor for its numbers, on the processor too, where no copy shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ASKING:
+            self.asked.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class QuestionsInside(TorchDispatchMode):
+    """The same for what PyTorch's own functions ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        chosen = args[1] if name.startswith("index") and isinstance(args[1], list) else []
+        by_mask = any(each is not None and each.dtype == torch.bool for each in chosen)
+        if by_mask or name.startswith(ASKING_INSIDE):
+            self.asked.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def asked(call: Callable[[], object]) -> list[str]:
+    with Questions() as questions, QuestionsInside() as inside:
+        call()
+    return questions.asked + inside.asked
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["er", "pcr", "hpcr"])
+def test_the_host_asks_the_device_once_in_a_step(name: str, compute: str) -> None:
+    learner = Learner(LearnerConfig(height=8, width=8, nf=4, method=name, compute=compute), device="cpu")
+    learner.observe(images(6), [3, 5, 7, 3, 5, 7])
+    assert asked(lambda: learner.observe(images(6), [3, 5, 7, 3, 5, 7])) == ["cpu"]
+    assert asked(learner.rehearse) == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda numbers: numbers.sum().item(),
+        lambda numbers: float(numbers[0]),
+        lambda numbers: bool(numbers.sum() > 0),
+        lambda numbers: numbers.cpu(),
+        lambda numbers: numbers.tolist(),
+        lambda numbers: np.asarray(numbers),
+        lambda numbers: numbers[numbers > 0],
+        lambda numbers: torch.nn.functional.one_hot(numbers.long()),
+    ],
+)
+def test_another_question_would_be_noticed(question: Callable[[Tensor], object]) -> None:
+    assert asked(lambda: question(torch.ones(3)))

@@ -13,6 +13,7 @@ from benchmarks.plain_step import PlainMemory, PlainStep
 from edge_hpcr.commands.cli import run
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.precision import has_fast_bfloat16
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,10 @@ def test_a_quick_run_keeps_every_measurement(result: dict) -> None:
     assert "photographs" in result["images"]
     for step in result["step"].values():
         assert step["samples_per_second"] == pytest.approx(1e4 / step["ms"]["wall"]["median"])
-    for ratio in (*result["speedup"].values(), *result["bound"]["share"].values()):
+    learners = ["ours", "ours, bfloat16"] if has_fast_bfloat16(torch.device("cpu")) else ["ours"]
+    assert list(result["speedup"]) == learners and list(result["step"]) == [*learners, "plain"]
+    speedups = [ratio for clocks in result["speedup"].values() for ratio in clocks.values()]
+    for ratio in (*speedups, *result["bound"]["share"].values()):
         assert 0 < ratio["q1"] <= ratio["median"] <= ratio["q3"]
     # 4 stages of 2 blocks of 2 convolutions, a stem and 3 shortcuts.
     assert sum(layer["times"] for layer in result["layers"]) == 20

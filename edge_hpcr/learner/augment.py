@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.transfers import send
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 CROP_TRIES = 10  # torchvision's number, after which it falls back to the centre
@@ -142,11 +143,11 @@ def apply(images: torch.Tensor, params: AugmentParams) -> torch.Tensor:
     blends = _blend_coefficients(params).reshape(count, 9)
     reals = np.concatenate([_grid(params, height, width), blends, params.factors[:, HUE:]], axis=1)[by_hue]
     indices = np.concatenate([by_hue, back, back[params.grey]])
-    columns, rows, blend, hue = (
-        torch.tensor(reals, dtype=torch.float32).to(images.device).split([width, height, 9, 1], dim=1)
+    columns, rows, blend, hue = send(torch.tensor(reals, dtype=torch.float32), images.device).split(
+        [width, height, 9, 1], dim=1
     )
-    order, back_order, grey = (
-        torch.tensor(indices).to(images.device).split([count, count, len(indices) - 2 * count])
+    order, back_order, grey = send(torch.tensor(indices), images.device).split(
+        [count, count, len(indices) - 2 * count]
     )
 
     view = _resample(images.index_select(0, order), columns, rows).flatten(2)

@@ -7,6 +7,7 @@ columns in the order of their arrival.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,8 @@ from edge_hpcr.learner.methods import Batch, Records, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS, Optimiser, WeightAverage
-from edge_hpcr.learner.precision import PRECISIONS, computing_in, resolve_precision
+from edge_hpcr.learner.precision import PRECISIONS, allow_tf32, computing_in, resolve_precision
+from edge_hpcr.learner.transfers import read_back, send
 
 PREDICTION_BATCH = 256
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -136,6 +138,16 @@ class StepReport:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What the host knows of a step on the device, read before anything is changed by it."""
+
+    loss: float
+    correct: int
+    logits: np.ndarray  # of the incoming samples themselves
+    features: np.ndarray  # likewise: of length one, as the memory keeps them; empty if it keeps none
+
+
 def _suited(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
     """How the memory must keep images for this method."""
     if not method.edits_images:
@@ -173,6 +185,8 @@ def resolve_device(name: str) -> torch.device:
     if not usable[name]:
         kind = "usable CUDA" if name == "cuda" else "Apple"
         raise UserError(f"device {name}: PyTorch finds no {kind} GPU here; use --device cpu (or auto)")
+    if name == "cuda":
+        allow_tf32()
     return torch.device(name)
 
 
@@ -445,22 +459,22 @@ class Learner:
         with self._undone_on_error():
             inputs, columns, replay = choose()
             batch = self._forward(inputs, columns, replay)
-            loss = self._backward(batch)
+            outcome = self._read(batch, *self._backward(batch), len(inputs))
             self.method.adjust_gradients(self.view, batch)
-            offer = self._offer(inputs, columns, batch, ids) if remember else None
+            offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step()
         if self.average is not None:
             self.average.update(self.network, self.step)
         if remember:
-            self._follow(self._plain(inputs))
+            self._follow(batch.inputs[: len(inputs)])
         if offer is not None:
             self.memory.admit(offer)
         self.step += 1
         self.method.after_step(self.view, batch)
         self._changed()
-        correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
-        return StepReport(self.step - 1, loss, correct, len(replay.ids), time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        return StepReport(self.step - 1, outcome.loss, outcome.correct, len(replay.ids), seconds)
 
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:
@@ -474,12 +488,13 @@ class Learner:
     def _undone_on_error(self) -> Iterator[None]:
         """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
         random_state = self.rng.bit_generator.state
-        buffers = [buffer.clone() for buffer in self.network.buffers()]
+        buffers = list(self.network.buffers())
+        before = torch._foreach_clone(buffers) if buffers else []
         try:
             yield
         except BaseException:
             self.rng.bit_generator.state = random_state
-            for buffer, good in zip(self.network.buffers(), buffers, strict=True):
+            for buffer, good in zip(buffers, before, strict=True):
                 buffer.copy_(good)
             self.network.zero_grad(set_to_none=True)
             raise
@@ -534,7 +549,7 @@ class Learner:
 
         def repeated(array: np.ndarray) -> Tensor:
             # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
-            return torch.cat([torch.from_numpy(array)] * views).to(self.device)
+            return send(torch.cat([torch.from_numpy(array)] * views), self.device)
 
         return Batch(
             inputs=rows,
@@ -549,33 +564,44 @@ class Learner:
             tau=self.config.tau,
         )
 
-    def _backward(self, batch: Batch) -> float:
-        """The gradients of the batch's loss; returns the loss."""
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradients of the batch's loss; returns the loss and the gradients' norm."""
         loss = self.method.loss(batch)
-        self.network.zero_grad(set_to_none=True)
+        parameters = list(self.network.parameters())
+        for parameter in parameters:
+            parameter.grad = None
         loss.backward()
-        loss = loss.detach()
+        return loss.detach(), get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    @torch.no_grad()
+    def _read(self, batch: Batch, loss: Tensor, norm: Tensor, count: int) -> _Outcome:
+        """What the step came to; refuses it if it cannot be taken. Until here a GPU has been given work and no question."""
+        logits = batch.logits[:count]
+        correct = (logits.argmax(1) == batch.labels[:count]).sum()
+        # SCD reads directions only; of length one they fit 16 bits whatever the network does.
+        features = F.normalize(batch.sketches[: count if self.method.stores_features else 0], dim=1)
+        loss_there, norm_there, correct_there, *rows = read_back([loss, norm, correct, logits, features])
         # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
-        norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
-        if not torch.isfinite(loss + norm):
+        if not math.isfinite(loss_there + norm_there):
             raise LossNotFinite(
-                f"the loss is {float(loss)} and its gradient's norm {float(norm)} at step {self.step}: the step was not "
-                f"taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
+                f"the loss is {float(loss_there)} and its gradient's norm {float(norm_there)} at step {self.step}: the "
+                f"step was not taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
             )
-        return float(loss)
+        return _Outcome(float(loss_there), int(correct_there), *rows)
 
     def _offer(
-        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, ids: np.ndarray | None
+        self,
+        inputs: np.ndarray,
+        columns: np.ndarray,
+        batch: Batch,
+        outcome: _Outcome,
+        ids: np.ndarray | None,
     ) -> Offer | None:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
             return None
-        logits = features = None
-        if self.method.stores_logits:
-            logits = batch.logits[: len(inputs)].detach().cpu().numpy()
-        if self.method.stores_features:
-            # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-            features = F.normalize(batch.sketches[: len(inputs)].detach(), dim=1).cpu().numpy()
+        logits = outcome.logits if self.method.stores_logits else None
+        features = outcome.features if self.method.stores_features else None
         slots = self.method.choose_slots(self.view, batch)
         return self.memory.offer(inputs, columns, logits, features, ids, slots)
 

@@ -89,9 +89,9 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:
         decay = min(self.decay, (1 + step) / (WARM_UP + step))
-        states = zip(self.network.state_dict().values(), live.state_dict().values(), strict=True)
-        for average, current in states:
-            if average.is_floating_point():
-                average.lerp_(current, 1 - decay)
-            else:
-                average.copy_(current)  # batch-norm's step counter
+        averages, current = list(self.network.state_dict().values()), list(live.state_dict().values())
+        real = [place for place, each in enumerate(averages) if each.is_floating_point()]
+        # All in one call, as the optimiser does.
+        torch._foreach_lerp_([averages[i] for i in real], [current[i] for i in real], 1 - decay)
+        for place in set(range(len(averages))).difference(real):
+            averages[place].copy_(current[place])  # batch-norm's step counter

@@ -37,3 +37,8 @@ def computing_in(precision: str, device: torch.device) -> AbstractContextManager
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def allow_tf32() -> None:
+    """Let CUDA's float32 products round their factors to 10 bits, as its convolutions do by default: many times as fast."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"

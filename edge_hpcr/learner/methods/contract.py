@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from edge_hpcr.learner.memory import Replay, ReplayMemory
 from edge_hpcr.learner.network import Classifier, Network
+from edge_hpcr.learner.transfers import send
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class StepView:
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; images NHWC of 0 to 255 on the host as float NCHW (channels_last) of 0 to 1 on the device."""
-        moved = torch.from_numpy(inputs).to(self.device)
+        moved = send(torch.from_numpy(inputs), self.device)
         if moved.dtype != torch.uint8 and self.network.backbone.trunk is not None:
             return moved
         # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
