@@ -62,7 +62,15 @@ def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[
         setting = " (OCM setting)" if OCM_SETTING.items() <= one.deviations.items() else ""
         known = verdict(ours, papers, kind.known_difference)
         rows.append(
-            [f"{kind.name}{setting}", one.dataset, one.memory, str(len(one.results)), ours.text, papers.text, known]
+            [
+                f"{kind.name}{setting}",
+                one.dataset,
+                one.memory,
+                str(len(one.results)),
+                ours.text,
+                papers.text,
+                known,
+            ]
         )
     return rows or [[kind.name, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "runs"]]
 
@@ -95,5 +103,9 @@ def _kept(method: Method) -> str:
     if not method.uses_memory:
         return "nothing"
     image = "image as 32-bit floats" if method.edits_images else "image"
-    extra = [word for word, kept in (("logits", method.stores_logits), ("features", method.stores_features)) if kept]
+    extra = [
+        word
+        for word, kept in (("logits", method.stores_logits), ("features", method.stores_features))
+        if kept
+    ]
     return ", ".join([image, "label", *extra])

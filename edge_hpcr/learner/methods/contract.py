@@ -144,7 +144,9 @@ class Method:
         Mapping[str, Any]
     ] = {}  # options newer than some results: what was done before they existed
     source: ClassVar[str] = "the paper"  # where it was published, and how far that was read
-    known_difference: ClassVar[str] = ""  # what is known of why its results differ from the paper's, if they do
+    known_difference: ClassVar[str] = (
+        ""  # what is known of why its results differ from the paper's, if they do
+    )
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
     linear: ClassVar[bool] = False  # the classifier is a linear layer, not cosines

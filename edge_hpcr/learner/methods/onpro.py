@@ -55,7 +55,7 @@ class OnPro(Method):
         self.network, self.rng, self.augment = view.network, view.rng, view.augment
         size = rotations.add_projection(view, self.name)
         self.prototypes = self._latest = torch.zeros(0, size, device=view.device)
-        self.tasks_ended = torch.zeros((), dtype=torch.int64)
+        self.tasks_ended = 0
 
     def add_class(self) -> None:
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, 1))
@@ -113,7 +113,7 @@ class OnPro(Method):
         self.prototypes = self._latest
 
     def state(self) -> dict[str, Tensor]:
-        return {"prototypes": self.prototypes, "tasks_ended": self.tasks_ended}
+        return {"prototypes": self.prototypes, "tasks_ended": torch.tensor(self.tasks_ended)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.prototypes, self.tasks_ended = state["prototypes"], state["tasks_ended"].cpu()
+        self.prototypes, self.tasks_ended = state["prototypes"], int(state["tasks_ended"])

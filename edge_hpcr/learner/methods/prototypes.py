@@ -52,12 +52,15 @@ def prototype_contrast(
     own = F.one_hot(labels, num_classes).to(views[0].dtype)
     counts = own.sum(0)
     means = [own.T @ view / counts.clamp_min(1)[:, None] for view in (views[0], views[-1])]
-    directions = F.normalize(torch.cat([mean[counts > 0] for mean in means]), dim=1)
-    itself = torch.eye(len(directions), dtype=torch.bool, device=labels.device)
-    logits = (directions @ directions.T / tau).masked_fill(itself, torch.finfo(own.dtype).min)
-    log_share, half = F.log_softmax(logits, dim=1), len(directions) // 2
-    pairs = torch.cat([log_share.diagonal(half), log_share.diagonal(-half)])
-    return -pairs.mean(), ((means[0] + means[1]) / 2).detach()
+    directions = F.normalize(torch.cat(means), dim=1)
+    # Classes that are not in the batch are masked, not left out: their number would be asked of the device.
+    present = (counts > 0).repeat(2)
+    outside = torch.eye(len(directions), dtype=torch.bool, device=labels.device) | ~present
+    logits = (directions @ directions.T / tau).masked_fill(outside, torch.finfo(own.dtype).min)
+    log_share = F.log_softmax(logits, dim=1)
+    pairs = torch.cat([log_share.diagonal(num_classes), log_share.diagonal(-num_classes)])
+    loss = -torch.where(present, pairs, 0.0).sum() / present.sum()
+    return loss, ((means[0] + means[1]) / 2).detach()
 
 
 def _mix(images: Tensor, others: Tensor, columns: Tensor, other_columns: Tensor, shares: np.ndarray) -> Mixed:
