@@ -32,7 +32,7 @@ GROUPS_PER_FIGURE = len(COLOURS)
 DPI = 120
 SMALLEST_BAND = 3  # seeds: the interval of two is mostly wider than the scale, so they are drawn themselves
 _CLASS_NAMES = {"cifar10": formats.CIFAR10_NAMES, "fashion_mnist": formats.FASHION_MNIST_NAMES}
-_FROM_PALE = LinearSegmentedColormap.from_list("from_pale", ["#EAF2F8", COLOURS[0]])
+FROM_PALE = LinearSegmentedColormap.from_list("from_pale", ["#EAF2F8", COLOURS[0]])
 
 
 def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
@@ -107,7 +107,7 @@ def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
         steps = np.arange(1, _tasks(one) + 1)
         style: Any = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 2}
         axes.plot(steps, curves.mean(0), label=_title(one), **style)
-        _spread(axes, steps, curves, colour)
+        spread(axes, steps, curves, colour)
         if all(run["ema_accuracy_matrix"] for run in one.results):
             averaged = _curves(one, "ema_accuracy_matrix").mean(0)
             axes.plot(steps, averaged, color=colour, linestyle="--", linewidth=1.3)
@@ -137,7 +137,7 @@ def accuracy_over_labels(contestants: Sequence[Lessons]) -> Figure:
         curves = 100 * np.array([one.accuracies(count) for count in counts.tolist()]).T
         title = f"{one.title}, n={len(one.results)}"
         axes.plot(counts, curves.mean(0), color=colour, marker=marker, markersize=5, linewidth=2, label=title)
-        _spread(axes, counts, curves, colour)
+        spread(axes, counts, curves, colour)
     axes.set(xscale="log", xlabel="labels a class")
     axes.set_xticks(counts, map(str, counts.tolist()))
     axes.set_xticks([], minor=True)
@@ -151,7 +151,7 @@ def _curves(group: Group, matrix: str) -> np.ndarray:
     return 100 * np.array([metrics.average_accuracies(run[matrix]) for run in group.results])
 
 
-def _spread(axes: Axes, steps: np.ndarray, curves: np.ndarray, colour: str) -> None:
+def spread(axes: Axes, steps: np.ndarray, curves: np.ndarray, colour: str) -> None:
     if len(curves) >= SMALLEST_BAND:
         half = np.array([metrics.mean_and_interval(column)[1] for column in curves.T.tolist()])
         mean = curves.mean(0)
@@ -206,7 +206,7 @@ def _mean_matrix(group: Group) -> np.ndarray:
 
 def _matrix(axes: Axes, matrix: np.ndarray) -> Any:
     tasks = len(matrix)
-    image = axes.imshow(matrix, cmap=_FROM_PALE, vmin=0, vmax=100)
+    image = axes.imshow(matrix, cmap=FROM_PALE, vmin=0, vmax=100)
     for i in range(tasks):
         for j in range(i + 1):
             ink = "white" if matrix[i, j] > 85 else "black"

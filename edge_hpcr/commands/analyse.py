@@ -60,7 +60,7 @@ def analyse(
         return 1
     path = out / f"{title_of(result)}.json"
     with disk_errors(f"cannot write {path}"):
-        write_atomically(path, json.dumps(result, allow_nan=False, indent=1) + "\n")
+        write_atomically(path, json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n")
     print(chosen.section(result))
     print(f"kept: {path}", file=sys.stderr)
     return 0

@@ -127,3 +127,9 @@ class Runs:
                 if bar.disable:
                     print(f"{what}: {number} of {len(items)}", file=sys.stderr, flush=True)
                 yield item
+
+    def quietly(self, items: Sequence[Item], what: str) -> Iterator[Item]:
+        """The same without a line for each."""
+        yield from tqdm(
+            items, what, unit="", leave=False, position=BELOW, disable=None, dynamic_ncols=True
+        )
