@@ -45,10 +45,15 @@ class Components(Analysis):
     order = 50
     purpose = "accuracy over the share of principal components of the features, with and without HC"
     source = "Figure `ablation_hc_pca`"
-    conclusion = "PCR with HC is better, most of all where few components are left: its features hold more in fewer."
+    conclusion = (
+        "PCR with HC is better, most of all where few components are left: its features hold more in fewer."
+    )
     small = ComponentSettings(buffer=200)
     paper = as_printed(
-        ComponentSettings, "cifar100", 5000, shares=(0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+        ComponentSettings,
+        "cifar100",
+        5000,
+        shares=(0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     )
 
     def measure(self, settings: ComponentSettings, runs: Runs) -> dict[str, Any]:

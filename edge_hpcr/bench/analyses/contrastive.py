@@ -25,7 +25,9 @@ class ContrastiveComponent(Analysis):
     order = 40
     purpose = "PCR with and without HC over the number of replayed samples"
     source = "Figure `ablation_hc`"
-    conclusion = "sample pairs (HC) cost accuracy while fewer than 60 samples are replayed, and gain it from there on."
+    conclusion = (
+        "sample pairs (HC) cost accuracy while fewer than 60 samples are replayed, and gain it from there on."
+    )
     small = ContrastiveSettings(buffer=200, seeds=2)
     paper = as_printed(ContrastiveSettings, "cifar100", 5000, replays=(10, 20, 40, 60, 80, 100))
 
@@ -43,11 +45,15 @@ class ContrastiveComponent(Analysis):
     def finding(self, result: dict[str, Any]) -> str:
         plain, pairs = (result["measured"][name] for name in METHODS)
         gains = {int(replay): 100 * (mean(pairs[replay]) - mean(plain[replay])) for replay in plain}
-        small, large = ([gain for replay, gain in gains.items() if (replay < 60) == few] for few in (True, False))
+        small, large = (
+            [gain for replay, gain in gains.items() if (replay < 60) == few] for few in (True, False)
+        )
         if not small or not large:
             return "both small and large batches are needed to compare."
         words = ", ".join(f"{gain:+.1f} with {replay}" for replay, gain in gains.items())
-        verdict = "the paper's pattern" if max(small) < 0 < min(large) else "not the paper's pattern throughout"
+        verdict = (
+            "the paper's pattern" if max(small) < 0 < min(large) else "not the paper's pattern throughout"
+        )
         return f"HC changes the accuracy by {words} replayed samples: {verdict}."
 
     def table(self, result: dict[str, Any]) -> str:

@@ -80,8 +80,9 @@ def model_bytes(learner: Learner) -> dict[str, int]:
 def full_memory(method: str, dataset: str, options: dict[str, Any]) -> ReplayMemory:
     """The memory of this method when it knows all classes of a dataset; nobody needs the images for that."""
     info = registry.info(dataset)
+    memory = MemoryConfig(samples=info.classes)
     config = LearnerConfig(
-        info.side, info.side, method=method, memory=MemoryConfig(samples=1), **{"ema_decay": None, **options}
+        info.side, info.side, method=method, memory=memory, **{"ema_decay": None, **options}
     )
     learner = Learner(config, "cpu")
     for class_id in range(info.classes):
@@ -164,9 +165,7 @@ class Cost(Analysis):
         ]
         measured = []
         for title, method, samples in runs.each(rows, "cost: control"):
-            configs = [
-                runs.config(settings, method, seed, buffer=samples) for seed in range(settings.seeds)
-            ]
+            configs = [runs.config(settings, method, seed, buffer=samples) for seed in range(settings.seeds)]
             results = [runs.result(config) for config in configs]
             measured.append(
                 {
@@ -205,7 +204,9 @@ class Cost(Analysis):
     def draw(self, result: dict[str, Any]) -> Figure:
         measured = result["measured"]["methods"]
         reference = measured[REFERENCE]
-        figure = plots.new_figure(8.5, 1.6 + 0.3 * len(measured), "Cost of one incoming sample, relative to ER")
+        figure = plots.new_figure(
+            8.5, 1.6 + 0.3 * len(measured), "Cost of one incoming sample, relative to ER"
+        )
         axes = figure.subplots()
         for i, (key, label) in enumerate((("gflop", "operations (C_D)"), ("ms", "processor time"))):
             values = [each[key] / reference[key] for each in measured.values()]
@@ -255,7 +256,18 @@ def _methods_table(measured: dict[str, Any]) -> str:
                 *data,
             ]
         )
-    head = ["method", "MFLOP", "ms", "C_D", "paper's C_D", "time", "model", "paper's model", "numbers", "bytes"]
+    head = [
+        "method",
+        "MFLOP",
+        "ms",
+        "C_D",
+        "paper's C_D",
+        "time",
+        "model",
+        "paper's model",
+        "numbers",
+        "bytes",
+    ]
     return table_of(head, rows)
 
 

@@ -50,7 +50,11 @@ class DistillationTasks(Analysis):
 
     def table(self, result: dict[str, Any]) -> str:
         rows = [
-            [name, *(percent(column) for column in zip(*tasks, strict=True)), percent([mean(row) for row in tasks])]
+            [
+                name,
+                *(percent(column) for column in zip(*tasks, strict=True)),
+                percent([mean(row) for row in tasks]),
+            ]
             for name, tasks in result["measured"].items()
         ]
         tasks = len(next(iter(result["measured"].values()))[0])

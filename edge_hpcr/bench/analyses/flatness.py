@@ -43,15 +43,13 @@ def losses(network: Network, inputs: Tensor, columns: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def losses_under_noise(
-    network: Network, inputs: Tensor, columns: Tensor, noise: float, generator: torch.Generator
-) -> Tensor:
-    """The same with uniform noise on every parameter; the network stays as it is."""
+def with_noise(network: Network, noise: float, generator: torch.Generator) -> Network:
+    """A copy of the network with uniform noise on every parameter."""
     moved = copy.deepcopy(network)
     for parameter in moved.parameters():
         change = torch.rand(parameter.shape, generator=generator).mul_(2).sub_(1)
         parameter.add_(change.to(parameter), alpha=noise)
-    return losses(moved, inputs, columns)
+    return moved
 
 
 class Flatness(Analysis):
@@ -105,7 +103,9 @@ class Flatness(Analysis):
         return f"{note}\n\n{table_of(head, rows)}"
 
     def draw(self, result: dict[str, Any]) -> Figure:
-        figure = plots.new_figure(8.5, 3.8, "How much noise on the parameters raises the loss, over the draws")
+        figure = plots.new_figure(
+            8.5, 3.8, "How much noise on the parameters raises the loss, over the draws"
+        )
         panels = figure.subplots(1, 2, sharey=True)
         for axes, key in zip(panels, ("all", "new"), strict=True):
             for i, (name, seen) in enumerate(result["measured"].items()):
@@ -131,7 +131,7 @@ def _of_run(run: Run, settings: FlatnessSettings, runs: Runs) -> dict[str, Any]:
     before = losses(learner.network, inputs, columns)
     generator = torch.Generator().manual_seed(0)
     draws = [
-        losses_under_noise(learner.network, inputs, columns, settings.noise, generator) - before
+        losses(with_noise(learner.network, settings.noise, generator), inputs, columns) - before
         for _ in runs.quietly(range(settings.draws), "draws")
     ]
     differences = torch.stack(draws).cpu()

@@ -130,6 +130,4 @@ class Runs:
 
     def quietly(self, items: Sequence[Item], what: str) -> Iterator[Item]:
         """The same without a line for each."""
-        yield from tqdm(
-            items, what, unit="", leave=False, position=BELOW, disable=None, dynamic_ncols=True
-        )
+        yield from tqdm(items, what, unit="", leave=False, position=BELOW, disable=None, dynamic_ncols=True)

@@ -139,7 +139,9 @@ class Temperature(Analysis):
 
     def draw(self, result: dict[str, Any]) -> Figure:
         measured = result["measured"]
-        figure = plots.new_figure(10, 7.5, "PCR with a static temperature; HPCR over its bounds and its cycle")
+        figure = plots.new_figure(
+            10, 7.5, "PCR with a static temperature; HPCR over its bounds and its cycle"
+        )
         (by_class, by_part), (grid, cycles) = figure.subplots(2, 2)
         both = [cell for cell in measured["static"] if cell["part"] == "both"]
         for i, kind in enumerate(("all", "old", "new")):
@@ -160,7 +162,8 @@ class Temperature(Analysis):
             axes.legend(frameon=False, fontsize=9)
         cycles.set_xscale("log")
         cycles.set_xticks(
-            [cell["cycle"] for cell in measured["cycles"]], [str(cell["cycle"]) for cell in measured["cycles"]]
+            [cell["cycle"] for cell in measured["cycles"]],
+            [str(cell["cycle"]) for cell in measured["cycles"]],
         )
         cycles.set_xticks([], minor=True)
         _grid(grid, measured["bounds"])
@@ -168,9 +171,7 @@ class Temperature(Analysis):
 
 
 def _accuracies(settings: TemperatureSettings, runs: Runs, options: dict[str, Any]) -> dict[str, Any]:
-    results = [
-        runs.result(runs.config(settings, "hpcr", seed, options)) for seed in range(settings.seeds)
-    ]
+    results = [runs.result(runs.config(settings, "hpcr", seed, options)) for seed in range(settings.seeds)]
     return {metric: [result[metric] for result in results] for metric in ("A_T", "AAA")}
 
 

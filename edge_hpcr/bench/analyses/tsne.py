@@ -49,12 +49,19 @@ class Tsne(Analysis):
         found = []
         for replay in replays:
             er, hpcr = (_panel(panels, method, replay)["silhouette"] for method in METHODS)
-            found.append(f"{hpcr:.2f} for HPCR and {er:.2f} for ER with {replay} replayed ({as_in_paper(hpcr > er)})")
+            found.append(
+                f"{hpcr:.2f} for HPCR and {er:.2f} for ER with {replay} replayed ({as_in_paper(hpcr > er)})"
+            )
         return f"the silhouette of the classes in feature space is {', '.join(found)}."
 
     def table(self, result: dict[str, Any]) -> str:
         rows = [
-            [panel["method"], str(panel["replay"]), f"{100 * panel['accuracy']:.1f}", f"{panel['silhouette']:.2f}"]
+            [
+                panel["method"],
+                str(panel["replay"]),
+                f"{100 * panel['accuracy']:.1f}",
+                f"{panel['silhouette']:.2f}",
+            ]
             for panel in result["measured"]["panels"]
         ]
         note = "Silhouette of the classes in the space of unit features (1: apart, 0: mixed, below: among others), one seed."
@@ -72,12 +79,13 @@ class Tsne(Analysis):
             axes.scatter(*places.T, **look)
             stars: Any = {"marker": "*", "s": 220, "edgecolors": "black", "linewidths": 0.8}
             axes.scatter(*proxies.T, c=colours[np.array(panel["classes"]) % 10], **stars)
-            axes.set_title(f"{panel['method']}, {panel['replay']} replayed, A_T {100 * panel['accuracy']:.1f} %", fontsize=10)
+            axes.set_title(
+                f"{panel['method']}, {panel['replay']} replayed, A_T {100 * panel['accuracy']:.1f} %",
+                fontsize=10,
+            )
             axes.set(xticks=[], yticks=[])
         classes = sorted(panels[0]["classes"])[:10]
-        handles = [
-            axes.scatter([], [], color=colours[c % 10], s=30, label=str(c)) for c in classes
-        ]
+        handles = [axes.scatter([], [], color=colours[c % 10], s=30, label=str(c)) for c in classes]
         figure.legend(handles=handles, title="class", loc="outside lower center", ncols=10, frameon=False)
         return figure
 
