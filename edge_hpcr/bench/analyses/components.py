@@ -69,7 +69,7 @@ class Components(Analysis):
     def finding(self, result: dict[str, Any]) -> str:
         plain, pairs = (result["measured"][name] for name in METHODS)
         gains = {share: 100 * (mean(pairs[share]) - mean(plain[share])) for share in plain}
-        few, everything = list(gains)[0], list(gains)[-1]
+        few, everything = next(iter(gains)), list(gains)[-1]
         holds = gains[few] > 0 and gains[everything] > 0
         return (
             f"HC changes the accuracy by {gains[few]:+.1f} with {float(few):.0%} of the components and by "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from edge_hpcr.bench import metrics
 from edge_hpcr.bench.report import Estimate, machine, markdown
 from edge_hpcr.bench.run import plain, versions
 
@@ -26,6 +27,7 @@ NEEDED: dict[str, type] = {
     "n": int,
     "seeds": list,
 }
+DECIDES_NOTHING = " So little data and so few seeds decide nothing."
 SMALL_NETWORK = {"nf": 8, "ema_decay": None}
 
 
@@ -100,7 +102,9 @@ class Analysis:
         return "\n\n".join(
             [
                 f"## {title_of(result)}: {self.purpose}",
-                f"{self.source}. The paper: {self.conclusion} Here ({'; '.join(conditions)}): {self.finding(result)}",
+                f"{self.source}. The paper: {self.conclusion}",
+                f"Here ({'; '.join(conditions)}): {self.finding(result)}"
+                f"{DECIDES_NOTHING if result['version'] == 'small' else ''}",
                 self.table(result),
                 f"Made by `python -m edge_hpcr bench analyse {self.name}"
                 f"{' --paper' if result['version'] == 'paper' else ''}` on {machine(result)}.",
@@ -117,6 +121,12 @@ def title_of(result: dict[str, Any]) -> str:
 def percent(shares: Sequence[float]) -> str:
     """The mean of shares, one per seed, with its interval, in percent."""
     return Estimate.of(shares).text
+
+
+def number(values: Sequence[float], digits: int) -> str:
+    """The mean of numbers, one per seed, with its interval."""
+    middle, half = metrics.mean_and_interval(values)
+    return f"{middle:.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
 
 def mean(values: Sequence[float]) -> float:

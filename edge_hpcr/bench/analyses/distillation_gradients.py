@@ -14,6 +14,7 @@ from edge_hpcr.bench.analyses.contract import (
     as_in_paper,
     as_printed,
     mean,
+    number,
     percent,
     table_of,
 )
@@ -48,7 +49,7 @@ class DistillationGradients(Analysis):
         return measured
 
     def finding(self, result: dict[str, Any]) -> str:
-        scd, pcd = (_size(result["measured"][name]) for name in ("SCD", "PCD"))
+        scd, pcd = (mean(_sizes(result["measured"][name])) for name in ("SCD", "PCD"))
         return (
             f"pushes and pulls of all proxies sum up to {scd:.1f} with SCD alone and to {pcd:.1f} with PCD alone: "
             f"{as_in_paper(scd < pcd)}."
@@ -60,7 +61,7 @@ class DistillationGradients(Analysis):
                 name,
                 str(len(seen)),
                 percent([each["accuracy"] for each in seen]),
-                f"{_size(seen):.1f}",
+                number(_sizes(seen), 0),
                 *(f"{value:+.1f}" for value in np.mean([each["similarities"] for each in seen], axis=0)),
             ]
             for name, seen in result["measured"].items()
@@ -83,5 +84,6 @@ class DistillationGradients(Analysis):
         return figure
 
 
-def _size(seen: list[dict[str, Any]]) -> float:
-    return mean([sum(each["sizes"]) for each in seen])
+def _sizes(seen: list[dict[str, Any]]) -> list[float]:
+    """Over all proxies, one per seed."""
+    return [sum(each["sizes"]) for each in seen]

@@ -19,6 +19,7 @@ from edge_hpcr.bench.analyses.contract import (
     as_in_paper,
     as_printed,
     mean,
+    number,
     percent,
     table_of,
 )
@@ -89,7 +90,7 @@ class Flatness(Analysis):
                 name,
                 str(len(seen)),
                 percent([each["accuracy"] for each in seen]),
-                *(f"{mean([each[key] for each in seen]):.4f}" for key in ("loss", "all", "new")),
+                *(number([each[key] for each in seen], 4) for key in ("loss", "all", "new")),
             ]
             for name, seen in result["measured"].items()
         ]

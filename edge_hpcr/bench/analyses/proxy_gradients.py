@@ -14,6 +14,7 @@ from edge_hpcr.bench.analyses.contract import (
     as_in_paper,
     as_printed,
     mean,
+    number,
     percent,
     table_of,
 )
@@ -52,7 +53,7 @@ class ProxyGradientsOfHT(Analysis):
 
     def finding(self, result: dict[str, Any]) -> str:
         sizes = [
-            [over(result["measured"][name], "sizes", new) for name in WITHOUT_AND_WITH]
+            [mean(over(result["measured"][name], "sizes", new)) for name in WITHOUT_AND_WITH]
             for new in (False, True)
         ]
         less = all(with_ht < without for without, with_ht in sizes)
@@ -69,7 +70,7 @@ class ProxyGradientsOfHT(Analysis):
                 name,
                 str(len(seen)),
                 percent([each["accuracy"] for each in seen]),
-                *(f"{over(seen, key, new):{'+' if key == 'similarities' else ''}.2f}" for key, new in kinds),
+                *(number(over(seen, key, new), 1) for key, new in kinds),
             ]
             for name, seen in result["measured"].items()
         ]
@@ -107,10 +108,9 @@ def bars_by_class(axes: Any, measured: dict[str, Any], key: str, label: str) -> 
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def over(seen: list[dict[str, Any]], key: str, new: bool) -> float:
-    """The sum over the new (old) proxies, mean over the seeds."""
-    sums = [
+def over(seen: list[dict[str, Any]], key: str, new: bool) -> list[float]:
+    """The sum over the new (old) proxies, one per seed."""
+    return [
         sum(value for value, is_new in zip(each[key], each["new"], strict=True) if is_new == new)
         for each in seen
     ]
-    return mean(sums)
