@@ -29,7 +29,7 @@ PARTS = ("both", "G", "P")
 
 @dataclass(frozen=True)
 class TemperatureSettings(Settings):
-    taus: tuple[float, ...] = (0.03, 0.06, 0.09, 0.14, 0.2)
+    taus: tuple[float, ...] = (0.03, 0.06, 0.09, 0.2)
     lowest: tuple[float, ...] = (0.05, 0.09)
     highest: tuple[float, ...] = (0.12, 0.16, 0.2)
     cycles: tuple[int, ...] = (5, 15, 50)
