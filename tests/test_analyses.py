@@ -183,6 +183,9 @@ def test_a_second_time_nothing_is_learned_again_unless_something_else_is_measure
     assert one.measure(settings, runs) == first and files() == before
     one.measure(replace(settings, draws=3), runs)
     assert files() != before
+    before = files()
+    assert one.measure(replace(settings, draws=3), Runs(tmp_path, device="cpu", fresh=True))
+    assert not before.items() & files().items()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.analyses.contract import title_of
 from edge_hpcr.bench.analyses.runs import Runs
 from edge_hpcr.bench.run import Interrupted
-from edge_hpcr.commands.cli import DatasetRoot, Device, ResultFolder, Threads, make_writable, table
+from edge_hpcr.commands.cli import DatasetRoot, Device, Fresh, ResultFolder, Threads, make_writable, table
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, write_atomically
 
@@ -40,6 +40,7 @@ def analyse(
     threads: Threads = 1,
     device: Device = "auto",
     root: DatasetRoot = None,
+    fresh: Fresh = False,
 ) -> int:
     """Repeat an analysis of the paper; `report` makes its table and plot."""
     if list_them:
@@ -53,8 +54,9 @@ def analyse(
     for folder in (runs, out):
         make_writable(folder)
     data.load(settings.dataset, root)  # missing data: say so before anything is learned
+    needed = Runs(runs, root, threads, device, fresh)
     try:
-        result = chosen.result("paper" if paper else "small", settings, Runs(runs, root, threads, device))
+        result = chosen.result("paper" if paper else "small", settings, needed)
     except (Interrupted, KeyboardInterrupt):
         print("stopped and saved; the same command continues", file=sys.stderr)
         return 1

@@ -15,7 +15,8 @@ EXPLANATION = """\
 `bench analyse`: the paper's analyses, repeated. The small versions learn little data with a small network and few seeds, so
 that each takes minutes on one core: they show that the analysis works and decide nothing about the paper. `--paper` runs an
 analysis as the paper prints it. Accuracies are in percent, the mean over n seeds and the half-width of its 95 % confidence
-interval. Each sentence after *Here* is made from the numbers below it."""
+interval. Figures and tables are named by their labels in the paper's source. Each sentence after *Here* is made from the
+numbers below it, and compares means."""
 
 
 @cache

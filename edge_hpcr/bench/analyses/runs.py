@@ -35,9 +35,15 @@ class Runs:
     """Makes runs, or finds them finished, in one folder."""
 
     def __init__(
-        self, folder: Path, root: Path | None = None, threads: int = 1, device: str = "auto"
+        self,
+        folder: Path,
+        root: Path | None = None,
+        threads: int = 1,
+        device: str = "auto",
+        fresh: bool = False,
     ) -> None:
         self.folder, self.root, self.threads, self.device = folder, root, threads, device
+        self._fresh, self._made_anew = fresh, set[Path]()
         self.device_name = str(resolve_device(device))
 
     def config(
@@ -68,6 +74,7 @@ class Runs:
 
     def result(self, config: RunConfig) -> dict[str, Any]:
         """The run's result, from the disk if it is finished; one that was stopped continues."""
+        self._forget(self.folder / f"{config.name}.json")
         kept = finished_result(config, self.folder)
         return Run(config, self.folder, self.root).run(BELOW) if kept is None else kept
 
@@ -111,6 +118,7 @@ class Runs:
         self, config: RunConfig, settings: Settings, name: str, make: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         path = self.folder / f"{config.name}.{name}"
+        self._forget(path)
         facts = plain({"run": asdict(config), "settings": asdict(settings) | {"seeds": None}})
         with suppress(OSError, ValueError, KeyError):  # not made yet, or damaged
             kept = json.loads(path.read_text())
@@ -119,6 +127,13 @@ class Runs:
         measured = plain(make())
         write_atomically(path, json.dumps({"facts": facts, "measured": measured}) + "\n")
         return measured
+
+    def _forget(self, path: Path) -> None:
+        """If everything is to be made anew, remove what an earlier process left; several analyses may ask for it."""
+        if self._fresh and path not in self._made_anew:
+            path.unlink(missing_ok=True)
+            checkpoint.remove(path.with_suffix(".checkpoint"))
+            self._made_anew.add(path)
 
     def each(self, items: Sequence[Item], what: str) -> Iterator[Item]:
         """The items with a progress bar, or with a line for each where nobody watches."""
