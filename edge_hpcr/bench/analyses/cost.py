@@ -136,10 +136,11 @@ class Cost(Analysis):
                 times[name].append(time.process_time() - begun)
         measured = {}
         for name, run in learned.items():
-            size = run.samples_per_step
+            passes = max(1, methods.method_class(name).shuffled_passes)  # that a sample of the stream is seen
+            steps = passes / run.samples_per_step
             measured[name] = {
-                "gflop": operations(run.learner, _batches(run, rng, settings.counted)) / size / 1e9,
-                "ms": 1e3 * float(np.median(times[name])) / size,
+                "gflop": operations(run.learner, _batches(run, rng, settings.counted)) * steps / 1e9,
+                "ms": 1e3 * float(np.median(times[name])) * steps,
                 "model": model_bytes(run.learner),
                 "stores": run.learner.memory.overhead() if run.learner.method.uses_memory else None,
             }
@@ -188,7 +189,7 @@ class Cost(Analysis):
     def table(self, result: dict[str, Any]) -> str:
         return "\n\n".join(
             [
-                "Operations (multiplications and additions) and processor time for one incoming sample, measured in turns in one "
+                "Operations (multiplications and additions) and processor time for one sample of the stream, measured in turns in one "
                 "process; C_D is the first relative to ER's. Model: the network and what the method keeps beside it, relative to "
                 "ER's. Data: what is kept of a sample, in numbers and in bytes, relative to image and label alone.",
                 _methods_table(result["measured"]["methods"]),
@@ -205,7 +206,7 @@ class Cost(Analysis):
         measured = result["measured"]["methods"]
         reference = measured[REFERENCE]
         figure = plots.new_figure(
-            8.5, 1.6 + 0.3 * len(measured), "Cost of one incoming sample, relative to ER"
+            8.5, 1.6 + 0.3 * len(measured), "Cost of one sample of the stream, relative to ER"
         )
         axes = figure.subplots()
         for i, (key, label) in enumerate((("gflop", "operations (C_D)"), ("ms", "processor time"))):
