@@ -25,6 +25,7 @@ from edge_hpcr.learner.learner import LearnerConfig
 
 # Where a static temperature is changed: in the gradient's factor 1/tau (G), in the probabilities (P), or in both.
 PARTS = ("both", "G", "P")
+WIDEST = 20  # classes that a table has beside each other
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,13 @@ def _best_by_class(measured: dict[str, Any]) -> str:
     cells = [cell for cell in measured["static"] if cell["part"] == "P"]
     accuracies = np.array([cell["classes"] for cell in cells])
     best = [f"{cells[place]['tau']:g}" for place in accuracies.argmax(0)]
-    rows = [["tau", *best], ["accuracy", *(f"{100 * value:.0f}" for value in accuracies.max(0))]]
-    return table_of(["class", *(str(place + 1) for place in range(len(best)))], rows)
+    shares = [f"{100 * value:.0f}" for value in accuracies.max(0)]
+    places = [str(place + 1) for place in range(len(best))]
+    if len(places) > WIDEST:
+        return table_of(
+            ["class", "tau", "accuracy"], [list(row) for row in zip(places, best, shares, strict=True)]
+        )
+    return table_of(["class", *places], [["tau", *best], ["accuracy", *shares]])
 
 
 def _line(axes: Axes, points: list[tuple[float, float]], number: int, label: str) -> None:
