@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import losses, methods
+from edge_hpcr.learner import checkpoint, losses, methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, StepReport
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.methods import Batch, Method, Records
 from edge_hpcr.learner.methods.hpcr import HPCR, Config
 
 pytestmark = pytest.mark.computes
@@ -101,11 +101,20 @@ def test_the_first_step_learns_although_the_memory_is_empty(name: str) -> None:
 @every_method
 def test_old_and_new_classes_replay_together(name: str) -> None:
     learner = make_learner(name)
-    reported = [
-        observe(learner, labels, seed) for seed, labels in enumerate([[0, 1, 0], [1, 0, 1], [2, 3], [3, 2]])
-    ]
+    reported = [observe(learner, labels, seed) for seed, labels in enumerate([[0, 1, 0], [1, 0, 1]])]
+    learner.end_task()
+    reported += [observe(learner, labels, seed) for seed, labels in enumerate([[2, 3], [3, 2]], 2)]
     assert np.isfinite([report.loss for report in reported]).all()
-    assert [r.replayed for r in reported] == ([0, 3, 4, 4] if learner.method.uses_memory else [0] * 4)
+    replayed, drawn_at_random = (
+        [r.replayed for r in reported],
+        type(learner.method).choose_replay is Method.choose_replay,
+    )
+    if not learner.method.uses_memory:
+        assert replayed == [0] * 4
+    elif drawn_at_random:
+        assert replayed == [0, 3, 4, 4]
+    else:  # it may want more, or samples of earlier tasks only
+        assert replayed[0] == 0 and 4 <= min(replayed[2:]) <= max(replayed) <= 8
     assert learner.predict(pictures([0, 3])).class_ids.tolist() == [0, 1, 2, 3]
 
 
@@ -118,14 +127,72 @@ def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, 
         if key in ("cycle", "alpha")
     }
     learner = make_learner(name, options)
-    for seed, labels in enumerate([[0, 1], [1, 0], [2, 0]]):
+    for seed, labels in enumerate([[0, 1], [1, 0]]):
+        observe(learner, labels, seed)
+    learner.end_task()
+    for seed, labels in enumerate([[2, 0], [2, 1], [0, 2]], 2):
         observe(learner, labels, seed)
     learner.save(tmp_path / "checkpoint")
     restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
     assert restored.config == learner.config
     assert type(restored.method) is type(learner.method) and restored.method.config == learner.method.config
     assert observe(restored, [1, 2], 7).loss == observe(learner, [1, 2], 7).loss
+    for each in (restored, learner):
+        each.end_task()
+    assert observe(restored, [3, 2], 8).loss == observe(learner, [3, 2], 8).loss
     assert weights_equal(restored, learner)
+    ids = [each.memory.ids().tolist() for each in (restored, learner)]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.slow
+@every_method_with_a_loss
+def test_a_class_can_leave_between_two_steps(name: str) -> None:
+    learner = make_learner(name)
+    observe(learner, [0, 1, 2])
+    learner.end_task()
+    observe(learner, [3, 1, 2], 1)
+    learner.drop_class(1)
+    assert np.isfinite(
+        [observe(learner, labels, seed).loss for seed, labels in enumerate([[0, 2], [3, 1]], 2)]
+    ).all()
+    assert learner.predict(pictures([0])).class_ids.tolist() == [0, 2, 3, 1]
+
+
+@pytest.mark.slow
+@every_method_with_a_loss
+def test_all_that_a_method_keeps_counts_in_the_byte_budget(name: str) -> None:
+    if not methods.method_class(name).uses_memory:
+        return
+    kept = make_learner(name).method.bytes()  # a second network is planned for from the start
+    budget = kept + 12_000
+    learner = make_learner(name, memory=MemoryConfig(bytes=budget))
+    for seed, labels in enumerate([[0, 1, 0, 1]] * 6 + [[2, 3, 2, 3]] * 6):
+        observe(learner, labels, seed)
+        if seed == 5:
+            learner.end_task()
+        parts = learner.byte_breakdown()
+        assert parts["method"] == learner.method.bytes() and parts["total"] <= budget
+    assert 4 <= len(learner.memory) <= 12_000 // (8 * 8 * 3)
+
+
+@pytest.mark.parametrize("name", ["ss_il", "ocm"])
+def test_a_budget_smaller_than_the_second_network_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"beside \d+ bytes that the method keeps: raise the budget"):
+        make_learner(name, memory=MemoryConfig(bytes=20_000))
+
+
+@every_method
+def test_who_hears_of_the_end_of_a_task_says_that_it_must(name: str) -> None:
+    kind = methods.method_class(name)
+    hears = kind.end_task is not Method.end_task
+    options = {"review": True} if "review" in kind.options() else {}
+    assert methods.create(name, options).needs_boundaries == hears
+
+
+@every_method
+def test_a_method_says_where_it_comes_from(name: str) -> None:
+    assert len(methods.method_class(name).source) > 5
 
 
 def layouts(learner: Learner) -> dict[str, tuple[Any, ...]]:
@@ -360,10 +427,12 @@ def test_hpcr_is_the_sum_of_its_components_with_their_weights() -> None:
 def test_distillation_is_over_the_replayed_rows_weighted_by_the_whole_batch() -> None:
     batch = make_batch()
     distances = (batch.logits[6:] - batch.records.logits) ** 2
-    # The first three are older than class 2, which they did not know: only classes 0 and 1 count.
-    counts = {0: 3, 1: 4}
-    expected = sum(counts[c] * distances[row, c].item() / 10 for row in (0, 1, 2) for c in counts) / 4
-    assert HPCR().proxy_distillation(batch).item() == pytest.approx(expected)
+    # The first three are older than class 2, which they did not know.
+    counts = {0: 3, 1: 4, 2: 3}
+    parts = {c: sum(n * distances[row, c].item() / 10 for row in (0, 1, 2)) / 4 for c, n in counts.items()}
+    assert HPCR().proxy_distillation(batch).item() == pytest.approx(sum(parts.values()))
+    known_alone = HPCR(Config(distil_new="none")).proxy_distillation(batch).item()
+    assert known_alone == pytest.approx(parts[0] + parts[1])
 
 
 def test_only_records_older_than_the_newest_class_are_distilled_unless_always_is_asked_for() -> None:
@@ -408,3 +477,47 @@ def test_iid_plus_plus_sees_twice_the_samples_in_as_many_steps() -> None:
     assert (
         methods.method_class("finetune").shuffled_passes == methods.method_class("hpcr").shuffled_passes == 0
     )
+
+
+# Classes that came after a record ------------------------------------------------------------------------------------
+
+
+def test_a_record_gets_its_cosine_with_the_first_proxy_of_a_class_that_comes_later() -> None:
+    learner = make_learner("hpcr")
+    observe(learner, [0, 1, 0, 1])
+    stored = learner.memory.at(np.arange(len(learner.memory)))
+    column = learner.add_class(2)
+    first = learner.network.proxies[column].detach().numpy().astype(np.float64)
+    directions = stored.features.astype(np.float64)  # of length one, up to 16 bits
+    expected = directions @ first / np.linalg.norm(first) / 0.09
+    observe(learner, [2, 2], seed=3)  # the proxy moves, the records stay
+    assert not np.allclose(learner.network.proxies[column].detach().numpy(), first, atol=1e-4)
+    held = learner.memory.at(np.flatnonzero(np.isin(learner.memory.ids(), stored.ids)))
+    order = [stored.ids.tolist().index(sample) for sample in held.ids.tolist()]
+    np.testing.assert_allclose(held.logits[:, column], expected[order], rtol=2e-3, atol=2e-3)
+    np.testing.assert_array_equal(held.logits[:, :2], stored.logits[order])
+    assert set(held.known.tolist()) == {2}
+
+
+@pytest.mark.parametrize(("choice", "kept"), [("initial", True), ("zero", False), ("none", False)])
+def test_only_the_initial_proxies_need_records_to_be_completed(choice: str, kept: bool) -> None:
+    learner = make_learner("hpcr", {"distil_new": choice, "beta": 0.0})
+    observe(learner, [0, 1, 0, 1])
+    learner.add_class(2)
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    assert bool(held.logits[:, 2].any()) == kept and (held.features.shape[1] > 0) == kept
+
+
+def test_a_checkpoint_of_an_edition_without_the_option_goes_on_as_it_was(tmp_path: Path) -> None:
+    learner = make_learner("hpcr", {"distil_new": "none"})
+    observe(learner, [0, 1])
+    learner.save(tmp_path / "new")
+    learner.config = replace(learner.config, method_options={})
+    learner.save(tmp_path / "old")
+    arrays, facts = checkpoint.read(tmp_path / "old")
+    del facts["method_options"]
+    checkpoint.write(tmp_path / "old", arrays, facts)
+    restored = [
+        Learner.load(tmp_path / name, device="cpu")[0].method.config.distil_new for name in ("new", "old")
+    ]
+    assert restored == ["none", "none"]

@@ -236,7 +236,7 @@ def _field(studio: Studio, each: Description) -> gr.components.Component:
         "interactive": not fixed,
         "elem_id": f"settings-{each.name.replace('_', '-')}",
     }
-    names = {"method": methods.names, "backbone": backbones.names}
+    names = {"method": methods.live_names, "backbone": backbones.names}
     choices = names[each.name]() if each.name in names else each.choices
     if isinstance(each.default, bool):
         return gr.Checkbox(min_width=240, **common)

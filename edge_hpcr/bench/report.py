@@ -92,7 +92,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: value for key, value in learner.items() if key not in nested},
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
-        **config["method_options"],
+        **methods.method_class(learner["method"]).options_then(config["method_options"]),
         "precision": learner["memory"]["precision"],
         **{key: config[key] for key in (*_CONDITIONS, "threads", "device") if key in config},
     }

@@ -129,6 +129,14 @@ class Run:
         self.progress_path = self.folder / f"{config.name}.progress"
         self.dataset = data.load(config.dataset, root)
         kind = methods.method_class(config.learner.method)
+        if (
+            config.stream != "split"
+            and methods.create(kind.name, config.learner.method_options).needs_boundaries
+        ):
+            raise UserError(
+                f"method {kind.name} needs to know where a task ends, and a {config.stream} stream has no tasks: choose "
+                "--stream split, or another method"
+            )
         self.samples_per_step = kind.samples_per_step
         self.stream = self._make_stream(kind.shuffled_passes)
         part = "held-out" if config.validation else "test"
@@ -208,6 +216,7 @@ class Run:
                     if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                         self.save()
                         saved = time.monotonic()
+                self.learner.end_task()
                 self._evaluate()
                 self.progress.task += 1
                 self.progress.position = 0
@@ -358,7 +367,11 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = plain(asdict(config))
-    if {key: config_there.get(key) for key in wanted} != wanted:
+    kind = methods.method_class(config.learner.method)
+    options = methods.create(kind.name, config.learner.method_options).config_dict()
+    stored = kind.options_then(result["config"].get("method_options", {}))
+    same = {key: config_there.get(key) for key in wanted} == wanted
+    if not same or any(options[key] != stored[key] for key in options.keys() & stored.keys()):
         raise UserError(
             f"{path} holds a run with other settings; choose another --out, or replace it with --fresh"
         )

@@ -7,6 +7,7 @@ from edge_hpcr.common.errors import UserError, one_of
 
 CODECS = ("raw", "webp", "jpeg", "png")
 LATENT = "latent"  # what the replay memory keeps of an image with a pre-trained trunk: 8 bits a number
+FLOAT = "float32"  # of a method that edits the images it keeps: 0 to 255, four bytes a number
 LATENT_SCALE_BYTES = 8  # of a sample: its least number and the step between two codes
 LOSSY_CODECS = ("webp", "jpeg")  # those whose size depends on the quality
 DEFAULT_QUALITY = 90
@@ -16,12 +17,12 @@ _QUALITY_FLAG = {"webp": cv2.IMWRITE_WEBP_QUALITY, "jpeg": cv2.IMWRITE_JPEG_QUAL
 
 # Encoded share of the raw bytes for small natural images (CIFAR at quality 90), rounded up. Only a first
 # guess for planning: real sizes replace it as soon as one image is held.
-_TYPICAL_SHARE = {"raw": 1.0, "webp": 0.25, "jpeg": 0.4, "png": 0.85}
+_TYPICAL_SHARE = {"raw": 1.0, "webp": 0.25, "jpeg": 0.4, "png": 0.85, FLOAT: 4.0}
 
 
 def check_codec(codec: str, quality: int) -> None:
     """Refuse a codec or a quality that `encode` could not honour."""
-    one_of("codec", codec, (*CODECS, LATENT))
+    one_of("codec", codec, (*CODECS, LATENT, FLOAT))
     if not 1 <= quality <= 100:
         raise UserError(f"image quality {quality} is out of range: use 1 to 100")
 

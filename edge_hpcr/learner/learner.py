@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
@@ -27,7 +27,7 @@ from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.augment import AugmentConfig, augment
 from edge_hpcr.learner.backbones import BackboneConfig, NoBackbone, backbone_class
 from edge_hpcr.learner.checks import check_images, check_inputs, whole_numbers
-from edge_hpcr.learner.codec import LATENT
+from edge_hpcr.learner.codec import FLOAT, LATENT
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
 from edge_hpcr.learner.methods import Batch, Records, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
@@ -131,6 +131,17 @@ class StepReport:
     seconds: float
 
 
+def _suited(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
+    """How the memory must keep images for this method."""
+    if not method.edits_images:
+        return memory
+    if memory.codec not in ("raw", FLOAT):
+        raise UserError(
+            f"codec {memory.codec}: {method.name} edits the images that it keeps, which takes 32-bit floats: choose raw"
+        )
+    return replace(memory, codec=FLOAT)
+
+
 def build_network(config: LearnerConfig, device: torch.device) -> Network:
     """The network of a configuration before it has learned anything, with its trunk on the device."""
     made = BackboneConfig(config.height, config.width, config.nf, config.weights, config.seed)
@@ -145,7 +156,7 @@ def build_network(config: LearnerConfig, device: torch.device) -> Network:
         raise UserError(
             f"codec {config.memory.codec}: with the backbone {config.backbone} the memory keeps {keeps}"
         )
-    return Network(backbone, config.tau).to(device)
+    return Network(backbone, config.tau, methods.method_class(config.method).linear).to(device)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -189,11 +200,9 @@ class Learner:
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
         self.network = build_network(config, self.device)
-        self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
-        self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
         backbone = self.network.backbone
         self.memory = ReplayMemory(
-            config.memory,
+            _suited(config.memory, self.method),
             self._input_shape(),
             (backbone.sketch_size or backbone.feature_size) if self.method.stores_features else 0,
             self.method.stores_logits,
@@ -202,7 +211,13 @@ class Learner:
         self.class_ids: list[int] = []
         self.step = 0
         self._lock = threading.RLock()
+        self._classifiers: dict[
+            bool, nn.Module
+        ] = {}  # of the live and the averaged weights, until something changes
         self.method.begin(self.view)
+        self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
+        self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
+        self._changed()
 
     # Classes ------------------------------------------------------------------------------------------------------
 
@@ -221,6 +236,7 @@ class Learner:
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.method.add_class()
         self.class_ids.append(class_id)
+        self._changed()
         self._extend_records(len(self.class_ids) - 1)
         return len(self.class_ids) - 1
 
@@ -243,6 +259,7 @@ class Learner:
         self.optimiser.follow_proxies(kept)
         self.method.drop_class(column)
         del self.class_ids[column]
+        self._changed()
         return removed
 
     @_exclusive
@@ -252,6 +269,7 @@ class Learner:
         column = self.add_class(class_id) if is_new else self.column(class_id)
         if not self.method.uses_memory or not self.memory.relabel(sample_id, column):
             return False
+        self._changed()
         if is_new and self.config.imprint:
             own = self.memory.at(np.flatnonzero(self.memory.ids() == sample_id))
             self._imprint(own.inputs, own.labels, [column])
@@ -260,12 +278,19 @@ class Learner:
     @_exclusive
     def forget(self, sample_id: int) -> bool:
         """Remove a sample from memory; the weights keep what they learned from it. False when it is not held."""
+        self._changed()
         return self.method.uses_memory and self.memory.remove(sample_id)
 
     def column(self, class_id: int) -> int:
         if class_id not in self.class_ids:
             raise UserError(f"unknown class {class_id}: the learner knows {self.class_ids or 'none yet'}")
         return self.class_ids.index(class_id)
+
+    def _changed(self) -> None:
+        """What was made of the weights or the memory is out of date; and the method may keep more or less."""
+        self._classifiers.clear()
+        if self.method.uses_memory:
+            self.memory.reserve(self.method.bytes())
 
     def _networks(self) -> list[Network]:
         return [self.network] if self.average is None else [self.network, self.average.network]
@@ -312,6 +337,7 @@ class Learner:
             )
         self.method.take_in(self.view, features, labels)
         self._average_proxies_follow()
+        self._changed()
         self.step += 1
         correct = int((logits.argmax(1) == labels).sum())
         return StepReport(self.step - 1, float(loss), correct, 0, time.perf_counter() - begun)
@@ -330,6 +356,7 @@ class Learner:
         features = self.network.features(self._plain(inputs))
         self.method.take_out(self.view, features, torch.tensor(columns, device=self.device))
         self._average_proxies_follow()
+        self._changed()
         return True
 
     def _average_proxies_follow(self) -> None:
@@ -396,6 +423,12 @@ class Learner:
 
         return self._step(drawn, None, remember=False)
 
+    @_exclusive
+    def end_task(self) -> None:
+        """Tell the method that a task has ended. A benchmark knows; most methods do not ask."""
+        self.method.end_task(self.view)
+        self._changed()
+
     def _step(
         self,
         choose: Callable[[], tuple[np.ndarray, np.ndarray, Replay]],
@@ -419,6 +452,7 @@ class Learner:
             self.memory.admit(offer)
         self.step += 1
         self.method.after_step(self.view, batch)
+        self._changed()
         correct = int((batch.logits[: len(columns)].argmax(1) == batch.labels[: len(columns)]).sum())
         return StepReport(self.step - 1, loss, correct, len(replay.ids), time.perf_counter() - begun)
 
@@ -452,7 +486,10 @@ class Learner:
     @property
     def view(self) -> StepView:
         """What the method's hooks may see and touch."""
-        return StepView(self.network, HeldSamples(self.memory), self.rng, self.config.lr, self.device)
+        another_view = partial(augment, rng=self.rng, config=self.config.augment)
+        return StepView(
+            self.network, HeldSamples(self.memory), self.rng, self.config.lr, self.device, another_view
+        )
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
@@ -460,7 +497,7 @@ class Learner:
 
     def _plain(self, inputs: np.ndarray) -> Tensor:
         """The samples themselves, not their augmented views, on the device."""
-        return self.to_device(inputs[:, 0] if self._latents else inputs)
+        return self.view.plain(inputs)
 
     def _other_views(self, inputs: np.ndarray, plain: Tensor) -> Tensor:
         """An augmented view of each sample: made here of an image, drawn among those kept of latents."""
@@ -526,18 +563,14 @@ class Learner:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
             return None
-        rows = self.method.choose_stored(self.view, batch)
-        rows = np.arange(len(inputs)) if rows is None else rows
-        if not len(rows):
-            return None
         logits = features = None
         if self.method.stores_logits:
-            logits = batch.logits[: len(inputs)].detach().cpu().numpy()[rows]
+            logits = batch.logits[: len(inputs)].detach().cpu().numpy()
         if self.method.stores_features:
             # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-            features = F.normalize(batch.sketches[: len(inputs)].detach(), dim=1).cpu().numpy()[rows]
-        ids = None if ids is None else ids[rows]
-        return self.memory.offer(inputs[rows], columns[rows], logits, features, ids)
+            features = F.normalize(batch.sketches[: len(inputs)].detach(), dim=1).cpu().numpy()
+        slots = self.method.choose_slots(self.view, batch)
+        return self.memory.offer(inputs, columns, logits, features, ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:
@@ -553,7 +586,8 @@ class Learner:
     @_exclusive
     def resize_memory(self, config: MemoryConfig) -> None:
         """Change the memory's budget and encoding; what no longer fits leaves at random."""
-        self.memory.resize(config)
+        self.memory.resize(_suited(config, self.method))
+        self._changed()
 
     # Predicting ---------------------------------------------------------------------------------------------------
 
@@ -571,7 +605,9 @@ class Learner:
                 raise UserError("this learner keeps no averaged weights: set ema_decay when it is made")
             network = self.average.network
         network.eval()
-        classify = self.method.classifier(self.view, network)
+        if averaged not in self._classifiers:
+            self._classifiers[averaged] = self.method.classifier(self.view, network)
+        classify = self._classifiers[averaged]
         scores, similarity = [], []
         for start in range(0, len(images), PREDICTION_BATCH):
             part = self.encode(images[start : start + PREDICTION_BATCH])
@@ -607,6 +643,7 @@ class Learner:
         trunk = self.network.backbone.trunk
         facts = {
             "config": asdict(self.config),
+            "method_options": self.method.config_dict(),
             "class_ids": self.class_ids,
             "step": self.step,
             "rng": self.rng.bit_generator.state,
@@ -629,6 +666,9 @@ class Learner:
         `weights` is where the backbone's file is now, if it has moved.
         """
         arrays, facts = checkpoint.read(Path(folder))
+        if "method_options" not in facts:  # of an edition that had fewer of them
+            then = methods.method_class(facts["config"]["method"]).options_then
+            facts["config"]["method_options"] = then(facts["config"]["method_options"])
         facts["config"]["weights"] = weights or facts["config"].get("weights")
         try:
             return cls._restored(arrays, facts, device), facts["notes"]
@@ -662,6 +702,7 @@ class Learner:
         learner.optimiser.follow_proxies(kept=[])
         learner.optimiser.load_state(tensors("optimiser"))
         learner.method.load_state(tensors("method"))
+        learner._changed()
         return learner
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner.checks import check_inputs, whole_numbers
-from edge_hpcr.learner.codec import DEFAULT_QUALITY, LATENT, LOSSY_CODECS, check_codec, typical_bytes
+from edge_hpcr.learner.codec import DEFAULT_QUALITY, FLOAT, LATENT, LOSSY_CODECS, check_codec, typical_bytes
 from edge_hpcr.learner.rows import (
     InputStore,
     Rows,
@@ -52,9 +52,9 @@ class MemoryConfig:
         """What decides the bytes of an input."""
         return self.codec, self.quality if self.codec in LOSSY_CODECS else None
 
-    def capacity(self, row_bytes: int) -> int:
-        """How many rows of this size the budget holds."""
-        return self.samples if self.samples is not None else (self.bytes or 0) // row_bytes
+    def capacity(self, row_bytes: int, reserved: int = 0) -> int:
+        """How many rows of this size the budget holds, beside bytes that are not the memory's."""
+        return self.samples if self.samples is not None else max(0, (self.bytes or 0) - reserved) // row_bytes
 
     def exceeded_by(self, count: int, total_bytes: int) -> bool:
         return count > self.samples if self.samples is not None else total_bytes > (self.bytes or 0)
@@ -83,6 +83,7 @@ class Offer:
     logits: np.ndarray
     features: np.ndarray
     inputs: dict[int, Any]  # as they would be stored, by row, of those rows that may be kept
+    slots: dict[int, int | None] | None  # where the method wants them; None: the reservoir decides
 
 
 class ReplayMemory:
@@ -115,6 +116,7 @@ class ReplayMemory:
         self.stores_logits = stores_logits
         self.config = config
         self.threshold = 1.0
+        self.reserved = 0  # of the byte budget, for what the method keeps
         self.seen = 0
         self._rng = rng
         self.num_classes = 0
@@ -127,7 +129,8 @@ class ReplayMemory:
         self._features = Rows((feature_size,), precision)
         self._inputs = input_store(self.input_shape, config.codec, config.quality)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
-        self._check_holds_classes(config, 1, self.row_bytes(None if config.codec in ("raw", LATENT) else 1))
+        exact = config.codec in ("raw", FLOAT, LATENT)
+        self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
 
     def __len__(self) -> int:
         return self._count
@@ -147,7 +150,7 @@ class ReplayMemory:
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
-        return self.config.capacity(self.row_bytes())
+        return self.config.capacity(self.row_bytes(), self.reserved)
 
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
@@ -186,18 +189,28 @@ class ReplayMemory:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
         fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes):
+        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes + self.reserved):
             self._evict()
         self._trim()
         self.num_classes += 1
         if self.stores_logits:
             self._logits.widen()
 
+    def reserve(self, size: int) -> None:
+        """Leave so many bytes of the budget to the method; samples leave if they no longer fit beside them."""
+        more, self.reserved = size > self.reserved, size
+        if more:
+            self._check_holds_classes(self.config, max(1, self.num_classes), self.row_bytes())
+            self._shrink()
+
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
         values = self._features.head(self._count).astype(np.float32) @ direction
         for logits in self._logits.views(self._count):
-            logits[:, column], values = to_precision(values[: len(logits)], self._logits.dtype), values[len(logits) :]
+            logits[:, column], values = (
+                to_precision(values[: len(logits)], self._logits.dtype),
+                values[len(logits) :],
+            )
 
     def update(self, *batch: Any, **options: Any) -> None:
         """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
@@ -210,10 +223,12 @@ class ReplayMemory:
         logits: np.ndarray | None = None,
         features: np.ndarray | None = None,
         ids: np.ndarray | None = None,
+        slots: dict[int, int | None] | None = None,
     ) -> Offer:
         """Check and encode a batch, and draw its keys: all that can fail. Nothing but the generator changes.
 
-        Logits and features that the memory does not store are ignored.
+        Logits and features that the memory does not store are ignored. `slots` says, instead of the keys, which rows to
+        keep, and the slot whose sample gives way to each; None is a slot of its own.
         """
         check_inputs(inputs, self.input_shape, self.config.codec == LATENT)
         count = len(inputs)
@@ -227,19 +242,23 @@ class ReplayMemory:
         features = self._check_numbers(features, (count, self.feature_size), "features")
         keys = self._rng.random(count)
         # The threshold only falls while the batch is taken in, so no other sample can be admitted.
-        candidates = np.flatnonzero(keys < self.threshold).tolist()
+        candidates = np.flatnonzero(keys < self.threshold).tolist() if slots is None else list(slots)
         stored = {row: self._to_stored(inputs[row]) for row in candidates}
-        return Offer(keys, ids, labels, logits, features, stored)
+        return Offer(keys, ids, labels, logits, features, stored, slots)
 
     def admit(self, offer: Offer) -> None:
-        """Take an offer into the reservoir."""
+        """Take an offer into the reservoir, or into the slots that the method chose."""
         self.seen += len(offer.keys)
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
         for row, stored in offer.inputs.items():
-            if offer.keys[row] < self.threshold:
-                head = (offer.ids[row], offer.labels[row], self.num_classes)
-                self._append(head, stored, offer.logits[row], offer.features[row])
+            head = (offer.ids[row], offer.labels[row], self.num_classes)
+            values = head, stored, offer.logits[row], offer.features[row]
+            if offer.slots is not None:
+                self._put(offer.slots[row], *values)
+            elif offer.keys[row] < self.threshold:
+                self._append(*values)
                 self._shrink()
+        self._shrink()
 
     # Replay
 
@@ -265,7 +284,7 @@ class ReplayMemory:
     def replace_input(self, slot: int, value: np.ndarray) -> None:
         """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
         self._check_slots(np.array([slot]))
-        check_inputs(value[None], self.input_shape, self.config.codec == LATENT)
+        check_inputs(value[None], self.input_shape, value.dtype != np.uint8)
         stored = self._to_stored(value)
         self._input_bytes += stored_bytes(stored) - stored_bytes(self._inputs.get(slot))
         self._inputs.put(slot, stored)
@@ -312,10 +331,10 @@ class ReplayMemory:
         fixed = self._fixed_bytes(config, self._logits.shape[0])
         mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.input_shape, config.codec)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
-        growth = config.capacity(fixed + mean) / max(1, self.planned_capacity())
+        growth = config.capacity(fixed + mean, self.reserved) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
         self.threshold = min(1.0, self.threshold * max(1.0, growth))
-        total = sum(sizes) + self._count * fixed
+        total = sum(sizes) + self._count * fixed + self.reserved
         while config.exceeded_by(self._count, total):
             slot = self._evict()
             total -= sizes[slot] + fixed
@@ -390,6 +409,15 @@ class ReplayMemory:
     def _columns(self) -> tuple[Rows | InputStore, ...]:
         return self._heads, self._inputs, self._logits, self._features
 
+    def _put(self, slot: int | None, *row: Any) -> None:
+        """Replace the row in this slot; None adds one."""
+        if slot is None:
+            self._append(*row)
+            return
+        self._input_bytes += stored_bytes(row[1]) - stored_bytes(self._inputs.get(slot))
+        for column, value in zip(self._columns, row, strict=True):
+            column.put(slot, value)
+
     def _append(self, *row: Any) -> None:
         """Add a row: head, stored input, logits, features."""
         for column, value in zip(self._columns, row, strict=True):
@@ -407,7 +435,7 @@ class ReplayMemory:
         self._count = last
 
     def _shrink(self) -> None:
-        while self.config.exceeded_by(self._count, self._total_bytes()):
+        while self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
             self._evict()
 
     def _evict(self) -> int:
@@ -452,7 +480,7 @@ class ReplayMemory:
     def _to_stored(self, value: np.ndarray) -> Any:
         stored = self._inputs.stored(value)
         size = self.row_bytes(stored_bytes(stored))
-        if self.config.exceeded_by(1, size):
+        if self.config.exceeded_by(1, size + self.reserved):
             budget = self.config.bytes
             raise UserError(
                 f"one sample takes {size} bytes, more than the whole memory budget of {budget}: raise the budget"
@@ -481,11 +509,12 @@ class ReplayMemory:
         return typical_bytes(self.input_shape, self.config.codec)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
-        if config.capacity(row_bytes) < classes:
+        if config.capacity(row_bytes, self.reserved) < classes:
             budget = f"{config.samples} samples" if config.bytes is None else f"{config.bytes} bytes"
+            beside = f" beside {self.reserved} bytes that the method keeps" if self.reserved else ""
             raise UserError(
                 f"a memory of {budget} cannot hold one sample (about {row_bytes} bytes) of each of "
-                f"{classes} classes: raise the budget"
+                f"{classes} classes{beside}: raise the budget"
             )
 
     def _check_slots(self, slots: np.ndarray) -> None:

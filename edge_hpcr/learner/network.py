@@ -17,13 +17,18 @@ class Network(nn.Module):
 
     Classes are columns in the order of their arrival. A new proxy is appended; the old ones keep their values. The
     backbone's trunk is no part of the state: copies share it.
+
+    `linear` makes it `logits = z w_c`: some rivals of HPCR are about the length of the weights. `extra` are modules that
+    a method trains beside it.
     """
 
-    def __init__(self, backbone: Backbone, tau: float = 0.09) -> None:
+    def __init__(self, backbone: Backbone, tau: float = 0.09, linear: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.tau = tau
+        self.linear = linear
         self.proxies = nn.Parameter(torch.empty(0, backbone.feature_size))
+        self.extra = nn.ModuleDict()
 
     @property
     def feature_size(self) -> int:
@@ -35,18 +40,31 @@ class Network(nn.Module):
 
     def append_proxy(self, proxy: Tensor) -> None:
         """One more class. The old proxies keep their values; the parameter object is a new one."""
-        grown = torch.cat([self.proxies.detach(), proxy.to(self.proxies)[None]])
-        self.proxies = nn.Parameter(grown, requires_grad=self.proxies.requires_grad)
+        self._set_rows("proxies", torch.cat([self.proxies.detach(), proxy.to(self.proxies)[None]]))
+        for name in self.class_rows()[1:]:
+            self._set_rows(name, F.pad(self.get_parameter(name).detach(), (0, 0, 0, 1)))
 
     def keep_proxies(self, columns: list[int]) -> None:
         """Keep the classes of these columns, in this order."""
-        self.proxies = nn.Parameter(self.proxies.detach()[columns].clone(), self.proxies.requires_grad)
+        for name in self.class_rows():
+            self._set_rows(name, self.get_parameter(name).detach()[columns].clone())
 
     def take_over(self, state: dict[str, Tensor]) -> None:
         """The weights of another network of this shape, which may know other classes."""
-        proxies = state["proxies"].to(self.proxies)
-        self.proxies = nn.Parameter(proxies.clone(), self.proxies.requires_grad)
+        for name in self.class_rows():
+            self._set_rows(name, state[name].to(self.proxies).clone())
         self.load_state_dict(state)
+
+    def class_rows(self) -> list[str]:
+        """The names of the parameters with a row for each class, the proxies first."""
+        return ["proxies"] + [
+            f"extra.{name}.weight" for name, each in self.extra.items() if isinstance(each, ClassRows)
+        ]
+
+    def _set_rows(self, name: str, rows: Tensor) -> None:
+        *path, leaf = name.split(".")
+        owner = self.get_submodule(".".join(path))
+        setattr(owner, leaf, nn.Parameter(rows, getattr(owner, leaf).requires_grad))
 
     def inputs(self, images: Tensor) -> Tensor:
         """What the trainable part sees of images (float RGB in [0, 1], [N, 3, H, W]): latents, if there is a trunk."""
@@ -61,12 +79,23 @@ class Network(nn.Module):
         return F.normalize(features, dim=1) @ F.normalize(self.proxies, dim=1).T
 
     def logits(self, features: Tensor) -> Tensor:
-        """`o_c = cos(z, w_c) / tau`."""
-        return self.similarities(features) / self.tau
+        """`o_c = cos(z, w_c) / tau`, or `z w_c`."""
+        return features @ self.proxies.T if self.linear else self.similarities(features) / self.tau
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.features(self.inputs(images))
         return self.logits(features), features
+
+
+class ClassRows(nn.Module):
+    """A linear layer with an output for each class, beside the proxies; the outputs of a new class start at zero."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, size, device=device))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features @ self.weight.T
 
 
 class Unit(nn.Module):
@@ -91,6 +120,8 @@ class Classifier(nn.Module):
     @classmethod
     def by_proxies(cls, network: Network) -> Classifier:
         """What `Network.logits` says."""
+        if network.linear:
+            return cls(nn.Identity(), network.proxies.detach().clone())
         return cls(Unit(), F.normalize(network.proxies.detach(), dim=1) / network.tau)
 
     def keep(self, columns: list[int]) -> None:

@@ -55,12 +55,13 @@ class Optimiser:
         parameter.addcdiv_(own["exp_avg"], deviation, value=-lr / (1 - BETA1**steps))
 
     def follow_proxies(self, kept: list[int]) -> None:
-        """The network has a new proxy matrix whose first rows are the old rows `kept`; others are new."""
-        own, proxies = (self._moments or {}).get("proxies", {}), self._network.proxies
-        for key in own:
-            moved = torch.zeros_like(proxies, requires_grad=False)
-            moved[: len(kept)] = own[key][kept]
-            own[key] = moved
+        """The network has new proxies whose first rows are the old rows `kept`; others are new."""
+        for name in self._network.class_rows():
+            own, rows = (self._moments or {}).get(name, {}), self._network.get_parameter(name)
+            for key in own:
+                moved = torch.zeros_like(rows, requires_grad=False)
+                moved[: len(kept)] = own[key][kept]
+                own[key] = moved
 
     def state(self) -> dict[str, Tensor]:
         moments = (self._moments or {}).items()

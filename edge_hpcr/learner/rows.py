@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.codec import LATENT, decode, encode
+from edge_hpcr.learner.codec import FLOAT, LATENT, decode, encode
 
 _PAGE_BYTES = 65536
 _PAGE_ROWS = 128
@@ -78,19 +78,19 @@ class Rows:
 
 
 class RawImages(Rows):
-    """Images as they are: what is stored of an image is its pixels."""
+    """Images as they are: what is stored of an image is its pixels, uint8, or float32 where they are edited."""
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        super().__init__(shape, np.dtype(np.uint8))
+    def __init__(self, shape: tuple[int, int, int], dtype: type = np.uint8) -> None:
+        super().__init__(shape, np.dtype(dtype))
 
     def stored(self, image: np.ndarray) -> np.ndarray:
-        return image
+        return image.astype(self.dtype)
 
     def arrays(self, count: int) -> dict[str, np.ndarray]:
         return {"images": self.head(count)}
 
     def unpack(self, arrays: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
-        check_array(arrays["images"], "images", np.dtype(np.uint8), (count, *self.shape))
+        check_array(arrays["images"], "images", self.dtype, (count, *self.shape))
         return list(arrays["images"])
 
 
@@ -186,12 +186,14 @@ def input_store(shape: tuple[int, ...], codec: str, quality: int) -> InputStore:
         raise UserError(f"the memory keeps RGB images [H, W, 3], not {list(shape)}")
     height, width, _ = shape
     image = (height, width, 3)
-    return RawImages(image) if codec == "raw" else EncodedImages(image, codec, quality)
+    if codec in ("raw", FLOAT):
+        return RawImages(image, np.float32 if codec == FLOAT else np.uint8)
+    return EncodedImages(image, codec, quality)
 
 
 def slot_overhead(codec: str) -> int:
     """The bytes that a stored image costs besides its own."""
-    return 0 if codec in ("raw", LATENT) else _BLOB_OVERHEAD
+    return 0 if codec in ("raw", FLOAT, LATENT) else _BLOB_OVERHEAD
 
 
 def stored_bytes(stored: Any) -> int:

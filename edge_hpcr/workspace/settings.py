@@ -152,7 +152,11 @@ class Settings(BaseModel):
         )
 
         if description.name == "method":
-            methods.method_class(value)
+            if methods.method_class(value).needs_boundaries:
+                raise UserError(
+                    f"setting method {value}: it must be told where a task ends, and in a live workspace nobody knows: "
+                    f"choose one of {', '.join(methods.live_names())}"
+                )
         elif not value.startswith(backbones.TIMM):  # whether timm has it, is asked when it is made
             backbones.backbone_class(value)
         return value

@@ -211,7 +211,12 @@ class EfficientNetLite0(Backbone):
         "views": False,
         # A record made when few classes were known holds a sample back from what later ones teach; with a trunk the
         # features cannot drift far, and there is little to distil. Sample pairs cost accuracy as well.
-        "method_options": {"alpha": 0.0, "beta": 0.0, "smallest_batch": 1_000_000},
+        "method_options": {
+            "alpha": 0.0,
+            "beta": 0.0,
+            "distil_new": "none",
+            "smallest_batch": 1_000_000,
+        },
         "optimiser": "adam",
         "lr": 1e-5,
         "proxy_lr": 3e-3,

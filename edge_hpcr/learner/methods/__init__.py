@@ -15,7 +15,17 @@ from typing import Any
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.methods.contract import Batch, Method, Records, StepView
 
-__all__ = ["ENTRY_POINTS", "Batch", "Method", "Records", "StepView", "create", "method_class", "names"]
+__all__ = [
+    "ENTRY_POINTS",
+    "Batch",
+    "Method",
+    "Records",
+    "StepView",
+    "create",
+    "live_names",
+    "method_class",
+    "names",
+]
 
 ENTRY_POINTS = "edge_hpcr.methods"
 
@@ -50,6 +60,11 @@ def _found() -> tuple[dict[str, type[Method]], dict[str, str]]:
 def names() -> tuple[str, ...]:
     """All methods, in the order of the tables."""
     return tuple(_found()[0])
+
+
+def live_names() -> tuple[str, ...]:
+    """Those that nobody has to tell where a task ends."""
+    return tuple(name for name in names() if not method_class(name).needs_boundaries)
 
 
 def method_class(name: str) -> type[Method]:

@@ -6,7 +6,7 @@ replay at random, offer everything to the reservoir, follow the gradient, classi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -50,8 +50,17 @@ class Batch:
         return self.logits.shape[1]
 
     @property
+    def incoming(self) -> slice:
+        return slice(None, self.incoming_rows)
+
+    @property
     def replayed(self) -> slice:
         return slice(self.incoming_rows, None)
+
+    @property
+    def views(self) -> int:
+        """Rows of each sample: itself, and perhaps an augmented view."""
+        return len(self.labels) // self.distinct_samples
 
 
 class HeldSamples:
@@ -60,13 +69,19 @@ class HeldSamples:
     def __init__(self, memory: ReplayMemory) -> None:
         self.budget = memory.config.bytes  # None: the memory counts samples
         self._count = memory.__len__
+        self.capacity = memory.planned_capacity
         self.sample = memory.sample
         self.at = memory.at
+        self.ids = memory.ids
         self.labels = memory.labels
         self.replace_input = memory.replace_input
 
     def __len__(self) -> int:
         return self._count()
+
+    def sample_of(self, slots: np.ndarray, size: int, rng: np.random.Generator) -> Replay:
+        """At most so many distinct rows of these slots."""
+        return self.at(rng.choice(slots, size=min(size, len(slots)), replace=False))
 
 
 @dataclass(frozen=True)
@@ -81,14 +96,20 @@ class StepView:
     rng: np.random.Generator  # the learner's own: a restored learner draws the same numbers
     lr: float
     device: torch.device
+    augment: Callable[[Tensor], Tensor]  # another view of each image, as in a step
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
-        """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
+        """Latents as they are; images NHWC of 0 to 255 on the host as float NCHW (channels_last) of 0 to 1 on the device."""
         moved = torch.from_numpy(inputs).to(self.device)
-        if moved.dtype != torch.uint8:
+        if moved.dtype != torch.uint8 and self.network.backbone.trunk is not None:
             return moved
         # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
-        return moved.permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return moved.permute(0, 3, 1, 2).to(torch.float32).div(255)
+
+    def plain(self, inputs: np.ndarray) -> Tensor:
+        """The samples themselves on the device, not the views that the memory keeps of latents."""
+        latents = self.network.backbone.trunk is not None and inputs.dtype != np.uint8
+        return self.to_device(inputs[:, 0] if latents else inputs)
 
 
 @dataclass(frozen=True)
@@ -109,8 +130,16 @@ class Method:
     Config: ClassVar[type] = NoConfig
     fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
+    earlier: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # options newer than some results: what was done before they existed
+    source: ClassVar[str] = "the paper"  # where it was published, and how far that was read
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
+    linear: ClassVar[bool] = False  # the classifier is a linear layer, not cosines
+    edits_images: ClassVar[bool] = False  # then the memory keeps them as 32-bit floats
+    # Somebody must say where a task ends: it is refused where nobody can, as in a live workspace.
+    needs_boundaries: bool = False
     stores_logits: bool = False
     stores_features: bool = False
     # A record gets a logit for a class that comes later: the cosine of its features with the class's first proxy.
@@ -132,6 +161,11 @@ class Method:
         """The options with which the paper ran this method on a dataset, where they are not the defaults."""
         chosen = cls.paper_options.get(dataset, {})
         return {key: value for key, value in chosen.items() if key in cls.options()}
+
+    @classmethod
+    def options_then(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of a stored result or checkpoint, which may be older than some of them."""
+        return {key: value for key, value in cls.earlier.items() if key in cls.options()} | dict(stored)
 
     def loss(self, batch: Batch) -> Tensor:
         """What one step minimises."""
@@ -158,15 +192,19 @@ class Method:
         A-GEM projects here; GMED edits the samples that were replayed, whose slots are still valid.
         """
 
-    def choose_stored(self, view: StepView, batch: Batch) -> np.ndarray | None:
-        """Which incoming samples to offer to the memory, as indices (GSS chooses); None offers all of them.
+    def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:
+        """Which incoming samples to store, and the slot whose sample gives way to each (None: a slot of its own).
 
-        Runs before the weights change: if it fails, the step is not taken.
+        GSS and ASER choose; the default leaves it to the reservoir. Runs before the weights change: if it fails, the
+        step is not taken.
         """
         return None
 
     def after_step(self, view: StepView, batch: Batch) -> None:
         """After the weights and the memory changed (OCM refreshes its second model, ER-WA and OBC correct weights)."""
+
+    def end_task(self, view: StepView) -> None:
+        """A task has ended, says whoever knows; for methods with `needs_boundaries` alone."""
 
     def add_class(self) -> None:
         """A class has come; its column is the last."""

@@ -4,7 +4,7 @@ The ablation rows of the paper's table are the same loss with parts switched off
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class HPCR(Method):
     order = 10
     Config = Config
     paper_options = PAPER_OPTIONS
+    earlier: ClassVar = {"distil_new": "none"}
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

@@ -1,0 +1,54 @@
+"""DER++ (Buzzega et al. 2020): replays the logits of one draw and the labels of another.
+
+`CE(B) + alpha MSE(o(B'), o*) + beta CE(B'')`; the mean squared error is over rows and classes. A record has no logits of
+classes that came after it: they add nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import losses
+from edge_hpcr.learner.memory import Replay
+from edge_hpcr.learner.methods.contract import Batch, Method, StepView
+
+
+@dataclass(frozen=True)
+class Config:
+    alpha: float = 0.5  # of the logits
+    beta: float = 0.5  # of the labels
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} {getattr(self, name)}: a weight of a loss is not negative")
+
+
+class DERpp(Method):
+    name = "derpp"
+    order = 122
+    source = "Buzzega et al., NeurIPS 2020 (arXiv 2004.07211); the authors' program (Mammoth) was read"
+    Config = Config
+    stores_logits = True
+
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        """Two independent draws, one behind the other."""
+        draws = [view.held.sample(size).slots for _ in range(2)]
+        return view.held.at(np.concatenate(draws))
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = F.cross_entropy(batch.logits[batch.incoming], batch.labels[batch.incoming])
+        logits, labels, records = batch.logits[batch.replayed], batch.labels[batch.replayed], batch.records
+        if len(logits) == 0:
+            return loss
+        # Samples, then their views; in each, the first draw and then the second.
+        first, second = torch.arange(len(logits), device=logits.device).reshape(batch.views, 2, -1).unbind(1)
+        known = losses.known_classes(records.known, batch.num_classes)
+        squared = torch.where(known, logits - records.logits, 0.0).square()
+        distilled, replayed = squared[first.flatten()].mean(), second.flatten()
+        labelled = F.cross_entropy(logits[replayed], labels[replayed])
+        return loss + self.config.alpha * distilled + self.config.beta * labelled

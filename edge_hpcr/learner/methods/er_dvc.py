@@ -1,0 +1,115 @@
+"""ER-DVC, dual view consistency: two views of a sample say the same, alone and together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.memory import Replay
+from edge_hpcr.learner.methods.contract import Batch, Method, StepView
+from edge_hpcr.learner.methods.lookahead import after_virtual_step
+from edge_hpcr.learner.network import ClassRows, Network
+
+PAPER_OPTIONS = {"cifar10": {"lam": 2.0}}
+# The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
+INTO, OUT = "joint_in", "joint_out"
+UNITS = 128
+
+
+@dataclass(frozen=True)
+class Config:
+    lam: float = 4.0  # lambda: of the distance between what the views say
+    candidates: int = 50  # among which those to replay are chosen
+
+    def __post_init__(self) -> None:
+        if self.lam < 0:
+            raise UserError(f"lam {self.lam}: a weight of a loss is not negative")
+        if self.candidates < 1:
+            raise UserError(f"candidates {self.candidates}: give at least 1")
+
+
+class ERDVC(Method):
+    """Replays the samples whose gradient a step on the incoming ones alone would enlarge most (MGI)."""
+
+    name = "er_dvc"
+    order = 130
+    Config = Config
+    paper_options = PAPER_OPTIONS
+    source = (
+        "Gu et al., CVPR 2022; the program YananGu/DVC was read; here the joint classifier grows with the classes and has "
+        "no biases, and candidates are scored with fixed batch-norm statistics"
+    )
+    network: Network
+
+    def begin(self, view: StepView) -> None:
+        self.network = view.network
+        self.seed = int(view.rng.integers(2**31))  # a restored learner draws the same
+        view.network.extra[INTO] = ClassRows(2 * UNITS, view.device)
+        view.network.extra[OUT] = ClassRows(UNITS, view.device)
+
+    @torch.no_grad()
+    def add_class(self) -> None:
+        # From zero, one of the two layers would keep the gradient from the other.
+        column = self.network.num_classes - 1
+        generator, bound = torch.Generator().manual_seed(self.seed + column), UNITS**-0.5
+        for name in (INTO, OUT):
+            row = self.network.get_parameter(f"extra.{name}.weight")[column]
+            row.copy_(torch.empty(row.shape).uniform_(-bound, bound, generator=generator))
+
+    def loss(self, batch: Batch) -> Tensor:
+        parts = [part for part in (batch.incoming, batch.replayed) if len(batch.labels[part])]
+        return torch.stack([self._of_group(batch, part) for part in parts]).sum()
+
+    def _of_group(self, batch: Batch, group: slice) -> Tensor:
+        features, labels = batch.features[group], batch.labels[group]
+        # Without augmented views an image is its own second view.
+        first, second = features.chunk(2) if batch.views == 2 else (features, features)
+        return self._of_views(self.network, first, second, labels[: len(first)])
+
+    def _of_views(self, network: Network, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+        one, two = network.logits(first), network.logits(second)
+        of_first, of_second = network.get_parameter(f"extra.{INTO}.weight").split(UNITS, dim=1)
+        together = network.extra[OUT](F.relu(one @ of_first + two @ of_second))
+        return dual_view(one, two, together, labels, self.config.lam)
+
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        drawn = view.held.sample(self.config.candidates)
+        if len(drawn.slots) <= size:
+            return drawn
+
+        def own_loss(network: Network, plain: Tensor, labels: Tensor) -> Tensor:
+            other = plain if network.backbone.trunk is not None else view.augment(plain)
+            features = network.features(torch.cat([plain, other]))
+            return self._of_views(network, *features.chunk(2), labels)
+
+        later = after_virtual_step(view, inputs, columns, own_loss)
+        samples, labels = view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
+        growth = gradient_size(later, samples, labels) - gradient_size(view.network.eval(), samples, labels)
+        most = growth.argsort(descending=True, stable=True)[:size].cpu().numpy()
+        return view.held.at(drawn.slots[most])
+
+
+def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, lam: float) -> Tensor:
+    """The loss of two views' logits and of those of both together.
+
+    Cross-entropy, minus the mean entropy of what each of the three says of the batch on average (so that it does not
+    collapse to few classes), plus `lam` times the mean distance of the views' probabilities from the joint ones.
+    """
+    cross_entropy = F.cross_entropy(torch.cat([first, second]), labels.repeat(2))
+    one, two, both = first.softmax(1), second.softmax(1), together.softmax(1)
+    means = torch.stack([one, two, both]).mean(1)
+    means = means.clamp_min(torch.finfo(means.dtype).tiny)
+    distance = (torch.cat([one, two]) - both.repeat(2, 1)).abs().mean()
+    return cross_entropy + (means * means.log()).sum() / 3 + lam * distance
+
+
+@torch.no_grad()
+def gradient_size(network: Network, samples: Tensor, labels: Tensor) -> Tensor:
+    """How large the classifier's gradient of each sample is: |softmax(o) - 1_y| |z|, both as sums of magnitudes."""
+    features = network.features(samples)
+    logits = network.logits(features)
+    error = logits.softmax(1) - F.one_hot(labels, logits.shape[1])
+    return error.abs().sum(1) * features.abs().sum(1)

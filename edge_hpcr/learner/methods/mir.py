@@ -1,0 +1,49 @@
+"""MIR (Aljundi et al. 2019): replays the samples that a step on the incoming ones alone would hurt most; else ER.
+
+Of 50 candidates the 10 with the largest `l(x; after the step) - l(x; now)`, scored with batch-norm's running statistics.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.memory import Replay
+from edge_hpcr.learner.methods.contract import StepView
+from edge_hpcr.learner.methods.er import ER
+from edge_hpcr.learner.methods.lookahead import after_virtual_step
+from edge_hpcr.learner.network import Network
+
+
+@dataclass(frozen=True)
+class Config:
+    candidates: int = 50
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise UserError(f"candidates {self.candidates}: give at least 1")
+
+
+class MIR(ER):
+    name = "mir"
+    order = 114
+    source = "Aljundi et al., NeurIPS 2019 (arXiv 1908.04742); public programs (RaptorMai, AML) were read"
+    Config = Config
+
+    def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
+        drawn = view.held.sample(self.config.candidates)
+        now = view.network.eval()
+        increase = self.losses(view, after_virtual_step(view, inputs, columns), drawn) - self.losses(
+            view, now, drawn
+        )
+        hurt = increase.argsort(descending=True)[:size].cpu().numpy()
+        return view.held.at(drawn.slots[hurt])
+
+    @staticmethod
+    @torch.no_grad()
+    def losses(view: StepView, network: Network, drawn: Replay) -> Tensor:
+        logits = network.logits(network.features(view.plain(drawn.inputs)))
+        return F.cross_entropy(logits, torch.from_numpy(drawn.labels).to(view.device), reduction="none")

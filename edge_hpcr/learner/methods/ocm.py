@@ -1,0 +1,106 @@
+"""OCM, online continual learning by mutual information: contrast among rotated images, and the previous network's view."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_hpcr.common.errors import check_positive
+from edge_hpcr.learner.methods import rotations
+from edge_hpcr.learner.methods.contract import Batch, StepView
+from edge_hpcr.learner.methods.previous import KeepsPrevious
+
+
+@dataclass(frozen=True)
+class Config:
+    tau: float = 0.07  # of the contrast; the classifier has its own
+
+    def __post_init__(self) -> None:
+        check_positive("tau", self.tau)
+
+
+class OCM(KeepsPrevious):
+    """Each image and its augmented view pass in 16 rotations. After the first task the classifier learns from replayed
+    images alone, and is held to what the previous network said of them."""
+
+    name = "ocm"
+    order = 140
+    Config = Config
+    source = (
+        "Guo et al., ICML 2022; the program gydpku/OCM was read, whose distillation of logits the paper does not name; "
+        "here the previous network's batch-norm statistics are fixed, and the learner's replay size and augmentation hold"
+    )
+
+    def begin(self, view: StepView) -> None:
+        super().begin(view)
+        self.rng = view.rng
+        rotations.add_projection(view, self.name)
+
+    def loss(self, batch: Batch) -> Tensor:
+        # With nothing to replay there is nothing else to classify than the incoming images.
+        if self.previous is None or not len(batch.labels[batch.replayed]):
+            new = self._project(batch, [batch.incoming])
+            return self._cross_entropy(batch, batch.incoming) + self._contrast_incoming(batch, *new[0])
+        new, held = self._project(batch, [batch.incoming, batch.replayed])
+        return (
+            self._cross_entropy(batch, batch.replayed)
+            + self._contrast_incoming(batch, *new)
+            + rotations.contrast(
+                self._similarities(*held), self._labels(batch, batch.replayed), self.config.tau
+            )
+            + self._previous_contrast(batch, held[0])
+            + self._previous_logits(batch)
+        )
+
+    def _project(self, batch: Batch, groups: list[slice]) -> list[tuple[Tensor, Tensor]]:
+        """Projections and features of the rotated images of each group of rows, all in one pass."""
+        parts = [
+            torch.cat([rotations.rotated(view) for view in batch.inputs[group].chunk(batch.views)])
+            for group in groups
+        ]
+        features = self.network.features(torch.cat(parts))
+        sizes = [len(part) for part in parts]
+        projections = rotations.project(self.network, features)
+        return list(zip(projections.split(sizes), features.split(sizes), strict=True))
+
+    def _similarities(self, projections: Tensor, features: Tensor) -> Tensor:
+        first = rotations.first_feature(self.network, self.rng)
+        return rotations.similarities(projections, features, first)
+
+    @staticmethod
+    def _labels(batch: Batch, group: slice, views: int | None = None) -> Tensor:
+        labels = batch.labels[group].chunk(batch.views)[0]
+        return rotations.rotated_labels(labels, batch.num_classes).repeat(views or batch.views)
+
+    def _contrast_incoming(self, batch: Batch, projections: Tensor, features: Tensor) -> Tensor:
+        similar, labels = self._similarities(projections, features), self._labels(batch, batch.incoming)
+        return rotations.contrast_views(similar, labels, self.config.tau, batch.views)
+
+    @staticmethod
+    def _cross_entropy(batch: Batch, group: slice) -> Tensor:
+        """Of the augmented views."""
+        logits, labels = (each[group].chunk(batch.views)[-1] for each in (batch.logits, batch.labels))
+        return F.cross_entropy(logits, labels)
+
+    def _previous_contrast(self, batch: Batch, projections: Tensor) -> Tensor:
+        """Replayed images against what the previous network makes of the same images (L_prev)."""
+        assert self.previous is not None
+        plain = batch.inputs[batch.replayed].chunk(batch.views)[0]
+        with torch.no_grad():
+            features = self.previous.features(rotations.rotated(plain))
+            keys = rotations.project(self.previous, features)
+        labels = self._labels(batch, batch.replayed, views=1)
+        return rotations.contrast(projections[: len(keys)] @ keys.T, labels, self.config.tau)
+
+    def _previous_logits(self, batch: Batch) -> Tensor:
+        """The squared distance to the previous network's logits of the classes that it knows."""
+        assert self.previous is not None
+        if not self.old_classes:
+            return batch.logits.new_zeros(())
+        inputs, logits = (
+            each[batch.replayed].chunk(batch.views)[-1] for each in (batch.inputs, batch.logits)
+        )
+        with torch.no_grad():
+            before = self.previous.logits(self.previous.features(inputs))
+        return F.mse_loss(logits[:, : self.old_classes], before)
