@@ -54,7 +54,7 @@ class Temperature(Analysis):
         "PCR is sensitive to tau, old classes want a smaller one than new classes, each class has its own best, and HPCR is "
         "best with tau_min 0.05, tau_max 0.16 and S = 500."
     )
-    small = TemperatureSettings(seeds=2)
+    small = TemperatureSettings(seeds=2, limit=150)
     paper = as_printed(
         TemperatureSettings,
         "cifar100",
