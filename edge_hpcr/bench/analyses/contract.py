@@ -134,7 +134,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def as_in_paper(holds: bool) -> str:
-    return "as in the paper" if holds else "not as in the paper"
+    """Of two means, not of their intervals: which of them is larger."""
+    return "the paper's direction" if holds else "not the paper's direction"
 
 
 def table_of(head: list[str], rows: list[list[str]], left: int = 1) -> str:

@@ -27,7 +27,7 @@ class DistillationTasks(Analysis):
     order = 60
     purpose = "final accuracy of each task when logits are distilled as in DER or as in PCD"
     source = "Table `ablation_hd`"
-    conclusion = "PCD balances the old tasks better than DER, which is ahead on the latest ones; on average PCD is (46.4, DER 45.6)."
+    conclusion = "PCD balances the old tasks better than DER, which is ahead on the latest ones; on average PCD is ahead (46.4 against 45.6)."
     small = Settings()
     paper = as_printed(Settings, "cifar10", 100)
 

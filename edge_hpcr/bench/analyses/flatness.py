@@ -81,7 +81,7 @@ class Flatness(Analysis):
             left, right = (mean([each[key] for each in seen]) for seen in (with_ht, without))
             parts.append(f"{words} is {left:.4f} with HT and {right:.4f} without")
             holds.append(left < right)
-        verdict = as_in_paper(all(holds)) if len(set(holds)) == 1 else "in part as in the paper"
+        verdict = as_in_paper(all(holds)) if len(set(holds)) == 1 else "in part the paper's direction"
         return f"{', '.join(parts)}: {verdict}."
 
     def table(self, result: dict[str, Any]) -> str:
