@@ -113,9 +113,9 @@ class Cost(Analysis):
 
     def measure(self, settings: CostSettings, runs: Runs) -> dict[str, Any]:
         return {
+            "control": self._control(settings, runs),
             "methods": self._methods(settings, runs),
             "data": self._data(settings, runs),
-            "control": self._control(settings, runs),
         }
 
     def _methods(self, settings: CostSettings, runs: Runs) -> dict[str, Any]:
