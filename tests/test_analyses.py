@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from edge_hpcr.bench import analyses
 from edge_hpcr.bench.analyses import cost
@@ -416,7 +417,7 @@ def test_the_operations_of_er_are_those_of_its_network_forward_and_backward(smal
     learner.observe(*first)
 
     def alone() -> float:
-        with cost.FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             learner.network.train()
             features = learner.network.features(torch.rand(40, 3, 8, 8), [20, 20])
             learner.network.logits(features).sum().backward()
