@@ -175,11 +175,11 @@ def test_help_fits_the_terminal(width, capsys, monkeypatch):
 
 
 def test_presets_are_the_papers_settings():
-    assert len([name for name in PRESETS if not name.startswith("paper/ocm")]) == 12
+    assert len([name for name in PRESETS if name.startswith("paper/")]) == 12
     assert preset("paper/cifar10-200").buffer == 200
     assert methods.method_class("hpcr").papers_options("cifar10") == {"alpha": 0.01}
     assert preset("paper/tiny_imagenet-4000").dataset == "tiny_imagenet"
-    ocm = preset("paper/ocm-cifar100-1000").learner_options
+    ocm = preset("paper-ocm/cifar100-1000").learner_options
     assert ocm == {"nf": 64, "replay": 64, "optimiser": "adam", "lr": 0.001}
 
 

@@ -2,14 +2,17 @@
 
 import copy
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.learner import Learner
-from edge_hpcr.learner.methods import Batch, Method, er_dvc, rotations
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.methods import Batch, Method, er_dvc, onpro, prototypes, rotations
 
 pytestmark = pytest.mark.computes
 
@@ -183,8 +186,10 @@ def similarities_by_hand(projections: torch.Tensor, features: torch.Tensor, firs
 def test_the_contrasts_are_those_of_the_formulas() -> None:
     projections, features = torch.nn.functional.normalize(normal(8, 3), dim=1), normal(8, 7, seed=1)
     labels = [0, 1, 0, 2, 0, 1, 0, 2]
-    similar = rotations.similarities(projections, features, 2)
-    by_hand = similarities_by_hand(projections, features, 2)
+    first = int(np.random.default_rng(3).integers(7 - 3))
+    similar = rotations.similarities(projections, features, np.random.default_rng(3))
+    by_hand = similarities_by_hand(projections, features, first)
+    assert first > 0
     assert torch.allclose(similar, torch.tensor(by_hand, dtype=torch.float64))
     found = rotations.contrast(similar, torch.tensor(labels), 0.3).item()
     assert found == pytest.approx(contrast_by_hand(by_hand, labels, 0.3))
@@ -321,3 +326,187 @@ def test_a_second_network_counts_in_the_bytes_and_comes_back_from_a_checkpoint(
     assert restored.observe(*batch).loss == learner.observe(*batch).loss
     learner.drop_class(learner.class_ids[0])
     assert np.isfinite(learner.observe(*batch).loss)
+
+
+# OnPro -------------------------------------------------------------------------------------------------------------
+
+
+def prototype_contrast_by_hand(views: list[torch.Tensor], labels: list[int], tau: float) -> float:
+    classes, prototypes = sorted(set(labels)), []
+    for view in views:
+        for c in classes:
+            mean = torch.stack([view[i] for i, y in enumerate(labels) if y == c]).mean(0)
+            prototypes.append(mean / mean.norm())
+    total, count = 0.0, len(prototypes)
+    for i in range(count):
+        exponents = {
+            j: math.exp((prototypes[i] @ prototypes[j]).item() / tau) for j in range(count) if j != i
+        }
+        total -= math.log(exponents[(i + len(classes)) % count] / sum(exponents.values()))
+    return total / count
+
+
+def test_prototypes_attract_their_other_view_and_repel_other_classes() -> None:
+    views = [torch.nn.functional.normalize(normal(6, 4, seed=seed), dim=1) for seed in (0, 1)]
+    labels = [0, 3, 1, 3, 3, 0]
+    loss, means = prototypes.prototype_contrast(*views, torch.tensor(labels), 5, 0.5)
+    assert loss.item() == pytest.approx(prototype_contrast_by_hand(views, labels, 0.5))
+    # By class, over both views; nothing is known of a class that is not there.
+    assert torch.allclose(means[3], torch.cat([view[[1, 3, 4]] for view in views]).mean(0))
+    assert means[[2, 4]].abs().sum() == 0 and means.shape == (5, 4)
+    alone, _ = prototypes.prototype_contrast(views[0], views[1], torch.zeros(6, dtype=torch.int64), 5, 0.5)
+    assert alone.item() == 0
+
+
+def test_a_random_mixture_has_at_most_six_tenths_of_the_other_image() -> None:
+    images, columns, rng = normal(50, 3, 2, 2).float(), torch.arange(50), np.random.default_rng(0)
+    mixed = prototypes.mixed_at_random(images, columns, 1.0, rng)
+    assert torch.equal(mixed.first, columns) and sorted(mixed.second.tolist()) == columns.tolist()
+    assert mixed.share.min() >= 0 and 0.5 < mixed.share.max() <= 0.6
+    for i, (share, other) in enumerate(zip(mixed.share.tolist(), mixed.second.tolist(), strict=True)):
+        assert torch.allclose(mixed.images[i], (1 - share) * images[i] + share * images[other])
+    plain = prototypes.mixed_at_random(images, columns, 0.0, rng)
+    assert torch.equal(plain.images, images) and plain.share.abs().sum() == 0
+    assert torch.equal(plain.classes(), columns.double())
+
+
+def test_classes_that_are_near_are_mixed_more_often(small_learner, digit_batches) -> None:
+    learner = small_learner(method="onpro", replay=3, memory=MemoryConfig(samples=40))
+    for batch in digit_batches([0, 1, 2, 3], 4):
+        learner.observe(*batch)
+    assert set(learner.memory.labels().tolist()) == {0, 1, 2, 3}
+    # Columns 0 and 2 are near each other, 1 is far from both, and nothing is known of 3.
+    places = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [1.0, 0.4], [0.0, 0.0]])
+    mixed = prototypes.mixed_pairs(learner.view, places, 2000, 0.5)
+    closeness = {
+        pair: math.exp(1 / (places[pair[0]] - places[pair[1]]).norm().item())
+        for pair in ((0, 1), (0, 2), (1, 2))
+    }
+    met = Counter(zip(mixed.first.tolist(), mixed.second.tolist(), strict=True))
+    assert met.keys() == closeness.keys()
+    for pair, weight in closeness.items():
+        assert met[pair] / 2000 == pytest.approx(weight / sum(closeness.values()), abs=0.05)
+    assert mixed.share.min() >= 0 and mixed.share.max() <= 1
+    assert (mixed.share > 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    held = learner.memory.at(np.arange(len(learner.memory)))
+    unmixed = mixed.images[mixed.share == 0][:5]
+    for image, column in zip(unmixed, mixed.first[mixed.share == 0].tolist(), strict=False):
+        own = learner.to_device(held.inputs[held.labels == column])
+        assert (own == image).flatten(1).all(1).any()
+    assert prototypes.mixed_pairs(learner.view, places[:1], 5, 1.0) is None
+    assert prototypes.mixed_pairs(learner.view, places, 0, 1.0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [False, True])
+def test_the_loss_of_onpro_is_the_sum_of_its_terms(
+    small_learner, digit_batches, monkeypatch, later: bool
+) -> None:
+    options = {"alpha": 0.5, "mix": 1.0, "scale": 0.5}
+    learner = small_learner(method="onpro", replay=4, method_options=options)
+    learner.observe(*digit_batches([0, 1], 1)[0])
+    if later:
+        learner.end_task()
+    learner.observe(*digit_batches([0, 1], 2)[1])
+    shown, mixtures = [], []
+    project, mix = rotations.project_rotated, onpro.mixed_at_random
+    monkeypatch.setattr(
+        rotations, "project_rotated", lambda *given: (shown.append(given[1]), project(*given))[1]
+    )
+    monkeypatch.setattr(onpro, "mixed_at_random", lambda *given: mixtures.append(mix(*given)) or mixtures[-1])
+    seen = recorded(learner.method)
+    network = copy.deepcopy(learner.network).train()
+    learner.observe(*digit_batches([0, 1], 3)[2])
+    batch, found = seen[-1]
+
+    views = [torch.cat([rotations.rotated(view) for view in group]) for group in shown[0]]
+    with torch.no_grad():
+        features = network.features(torch.cat(views)).split([len(view) for view in views])
+        projected = [
+            torch.nn.functional.normalize(network.extra["projection"](each), dim=1) for each in features
+        ]
+        replayed = network.extra["projection"](batch.features[batch.replayed])
+    labels = batch.labels[:10].tolist()
+    pseudo = [y + 2 * turn for turn in range(16) for y in labels] * 2
+    scale = 0.5 if later else 1.0
+    similar = similarities_by_hand(projected[0], features[0], 0)
+    expected = contrast_views_by_hand([[scale * each for each in row] for row in similar], pseudo, 0.07)
+    expected += prototype_contrast_by_hand([projected[0][:10], projected[0][160:170]], labels, 0.5)
+    replayed = list(torch.nn.functional.normalize(replayed, dim=1).chunk(2))
+    expected += prototype_contrast_by_hand(replayed, batch.labels[batch.replayed][:4].tolist(), 0.5)
+    if later:
+        mixed = mixtures[0]
+        assert len(mixed.images) == 4 and len(shown[0]) == 2
+        between = ((1 - mixed.share.double()) * mixed.first + mixed.share.double() * mixed.second).tolist()
+        similar = similarities_by_hand(projected[1], features[1], 0)
+        pseudo = [y + 2 * turn for turn in range(16) for y in between] * 2
+        expected += contrast_by_hand([[scale * each for each in row] for row in similar], pseudo, 0.07)
+        with torch.no_grad():
+            logits = network.logits(features[1][64:68]).tolist()
+        facts = zip(mixed.first.tolist(), mixed.second.tolist(), mixed.share.tolist(), logits, strict=True)
+        for first, second, share, row in facts:
+            said = softmax(row)
+            expected -= ((1 - share) * math.log(said[first]) + share * math.log(said[second])) / 4
+    else:
+        assert not mixtures and len(shown[0]) == 1
+        rows = zip(batch.logits[10:20].tolist(), labels, strict=True)
+        expected -= sum(math.log(softmax(row)[y]) for row, y in rows) / 10
+    assert found.item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_onpro_continues_from_a_checkpoint_in_a_later_task_and_without_a_class(
+    small_learner, digit_batches, tmp_path
+) -> None:
+    learner = small_learner(method="onpro", replay=4, method_options={"alpha": 0.5, "mix": 1.0})
+    learner.observe(*digit_batches([0, 1], 1)[0])
+    learner.end_task()
+    for batch in digit_batches([2, 3], 2):
+        learner.observe(*batch)
+    learner.save(tmp_path / "checkpoint")
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    last = digit_batches([2, 3], 3)[2]
+    assert restored.method.tasks_ended == 1
+    assert restored.observe(*last).loss == learner.observe(*last).loss
+    assert torch.equal(restored.method.prototypes, learner.method.prototypes)
+    before = learner.method.prototypes.clone()
+    learner.drop_class(learner.class_ids[1])
+    assert torch.equal(learner.method.prototypes, before[[0, 2, 3]])
+    assert np.isfinite(learner.rehearse().loss) and np.isfinite(learner.observe(*last).loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("name", ["ocm", "onpro"])
+def test_single_images_are_learned_in_a_later_task(
+    name: str, views: bool, small_learner, digit_batches
+) -> None:
+    learner = small_learner(method=name, replay=1, views=views)
+    (images, labels), (others, new) = digit_batches([0, 1], 1) + digit_batches([2], 1)
+    learner.observe(images, labels)
+    learner.end_task()
+    losses = [learner.observe(others[row : row + 1], new[row : row + 1]).loss for row in range(3)]
+    assert np.isfinite(losses).all()
+    for sample in learner.memory.ids().tolist():
+        learner.forget(sample)
+    assert np.isfinite(learner.observe(others[3:4], new[3:4]).loss)  # with nothing to replay
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ocm", "onpro"])
+def test_latents_cannot_be_rotated(name: str) -> None:
+    memory = MemoryConfig(samples=6, codec="latent")
+    config = LearnerConfig.recommended("efficientnet_lite0", method=name, height=64, width=64, memory=memory)
+    with pytest.raises(UserError, match=f"{name} rotates images, and this backbone keeps latents"):
+        Learner(config, "cpu")
+
+
+def test_impossible_options_of_ocm_and_onpro_are_refused() -> None:
+    for name, options, message in (
+        ("ocm", {"tau": 0.0}, "tau 0: give a positive number"),
+        ("onpro", {"alpha": 1.5}, "alpha 1.5: give a share from 0 to 1"),
+        ("onpro", {"mix": -0.1}, "mix -0.1: give a share from 0 to 1"),
+        ("onpro", {"scale": 0.0}, "scale 0: give a positive number"),
+    ):
+        with pytest.raises(UserError, match=message):
+            methods.create(name, options)

@@ -10,7 +10,7 @@ import torch
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.learner import Learner
+from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import gss
 from edge_hpcr.learner.methods.aser import ASER, Config, shapley
@@ -247,3 +247,17 @@ def test_impossible_options_of_gss_are_refused() -> None:
     for options in ({"batches": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match=f"{next(iter(options))} 0: give at least 1"):
             gss.Config(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["aser", "gss", "er_dvc"])
+def test_they_choose_among_the_latents_of_a_pre_trained_network(name: str) -> None:
+    memory = MemoryConfig(samples=6, codec="latent")
+    options: dict[str, Any] = {"height": 64, "width": 64, "stored_views": 2, "memory": memory, "replay": 3}
+    learner = Learner(LearnerConfig.recommended("efficientnet_lite0", method=name, **options), "cpu")
+    rng = np.random.default_rng(0)
+    reports = [
+        learner.observe(rng.integers(0, 256, (3, 64, 64, 3), np.uint8), [step % 2, 2, 3]) for step in range(4)
+    ]
+    assert [report.replayed for report in reports] == [0, 3, 3, 3] and len(learner.memory) == 6
+    assert np.isfinite([report.loss for report in reports]).all()

@@ -119,7 +119,7 @@ def look_into(studio: Studio, class_id: int | None, most: int, seed: int = 0) ->
         # Not the memory's generator: drawing from it would change what it learns next.
         chosen = np.random.default_rng(seed).permutation(slots)[:most]
         replay = memory.at(chosen)
-        images = None if memory.config.codec == LATENT else replay.inputs
+        images = None if memory.config.codec == LATENT else replay.inputs.astype(np.uint8)
         return Content(counts, replay.ids.tolist(), images, own[chosen].tolist())
 
     return studio.between_steps(look)
@@ -221,7 +221,9 @@ def measure(studio: Studio) -> Costs:
         )
         slots = np.random.default_rng(0).permutation(len(memory))[:MOST_MEASURED]
         total = memory.byte_breakdown()["image"]
-        return costs, config.quality, memory.at(slots).inputs, memory.input_shape, total
+        inputs = memory.at(slots).inputs
+        images = inputs if config.codec == LATENT else inputs.astype(np.uint8)  # a rival edits them as floats
+        return costs, config.quality, images, memory.input_shape, total
 
     costs, quality, images, shape, total = studio.between_steps(look)
     if costs.codec == LATENT:  # the network decides, and every latent has the same size

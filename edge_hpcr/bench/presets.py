@@ -1,4 +1,7 @@
-"""The settings of the paper's tables, by name: `paper/cifar10-200` is Split CIFAR10 with a buffer of 200 samples."""
+"""The settings of the paper's tables, by name: `paper/cifar10-200` is Split CIFAR10 with a buffer of 200 samples.
+
+`paper-ocm/cifar100-1000` is of its table in the setting of OCM: a wider network, 64 replayed samples, Adam.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +31,7 @@ PRESETS = {
     for dataset, buffers in BUFFERS.items()
     for buffer in buffers
 } | {
-    f"paper/ocm-cifar100-{buffer}": Setting("cifar100", buffer, OCM_SETTING) for buffer in BUFFERS["cifar100"]
+    f"paper-ocm/cifar100-{buffer}": Setting("cifar100", buffer, OCM_SETTING) for buffer in BUFFERS["cifar100"]
 }
 
 

@@ -35,8 +35,8 @@ bytes. A step is one update of the weights, its p50 and p95 the median and the 9
 backbone, times are those of learning; a picture's pass through the frozen trunk stands beside them."""
 _METRICS = ("A_T", "AAA", "F_T")
 _CONDITIONS = ("tasks", "limit", "validation", "stream")
-# These decide the cost, or the averaged weights, or how a number is stored: the paper's row is still the one to compare.
-_NOT_THE_PAPERS_CONCERN = frozenset({"threads", "device", "ema_decay", "precision"})
+# These decide the cost, or the averaged weights, or how numbers are rounded: the paper's row is still the one to compare.
+_NOT_THE_PAPERS_CONCERN = frozenset({"threads", "device", "ema_decay", "precision", "compute"})
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class RunConfig:
             (size, has_budget(self.learner.method)),
             (f"{memory.codec}{memory.quality}", memory.codec not in ("raw", LATENT)),
             (self.stream, self.stream != "split"),
+            (self.learner.compute, self.learner.compute != LearnerConfig.compute),
             (f"limit{self.limit}", self.limit is not None),
             ("validation", self.validation),
             (self.label, bool(self.label)),

@@ -42,8 +42,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import backbones, checkpoint, methods
 from edge_hpcr.learner.codec import LATENT
-from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.learner import LearnerConfig, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.precision import resolve_precision
 
 EXAMPLES = """
 examples:
@@ -128,6 +129,10 @@ def bench(
     ] = None,
     threads: Threads = 1,
     device: Device = "auto",
+    precision: Annotated[
+        str,
+        Option(help="of a training step: float32, bfloat16, or auto: bfloat16 where the hardware has it"),
+    ] = LearnerConfig.compute,
     root: DatasetRoot = None,
     out: ResultFolder = Path("runs"),
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_settings_help())] = None,
@@ -212,6 +217,11 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
         learner_options |= {"height": arguments.image_size, "width": arguments.image_size}
     if arguments.weights is not None:
         learner_options["weights"] = str(arguments.weights)
+    # Resolved here: a run that is to be found again by its settings says what it computes in.
+    precision = arguments.precision
+    if precision == "auto":
+        precision = resolve_precision(precision, resolve_device(arguments.device))
+    learner_options["compute"] = precision
     usual_codec = LATENT if backbones.backbone_class(arguments.backbone).has_trunk else "raw"
     memory_options: dict[str, Any] = {
         "codec": arguments.codec or usual_codec,
@@ -242,7 +252,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if arguments.image_size is not None:
         labels.insert(0, f"{arguments.image_size}px")
     if setting and setting.learner_options:
-        labels.insert(0, arguments.preset.split("/")[1].split("-")[0])
+        labels.insert(0, arguments.preset.split("/")[0].removeprefix("paper-"))
     label = "-".join(labels)
     if len(label) > LONGEST_LABEL:
         label = f"{label[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"

@@ -33,6 +33,7 @@ from edge_hpcr.learner.methods import Batch, Records, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS, Optimiser, WeightAverage
+from edge_hpcr.learner.precision import PRECISIONS, computing_in, resolve_precision
 
 PREDICTION_BATCH = 256
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -68,11 +69,15 @@ class LearnerConfig:
     imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
     batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
     ema_decay: float | None = 0.99
+    compute: str = (
+        "float32"  # in which the backbone computes a step; or "bfloat16", or "auto": see precision.py
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
         one_of("optimiser", self.optimiser, KINDS)
+        one_of("precision", self.compute, PRECISIONS)
         for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
@@ -195,8 +200,9 @@ class Learner:
     """
 
     def __init__(self, config: LearnerConfig | None = None, device: str | torch.device = "auto") -> None:
-        self.config = config = config or LearnerConfig()
         self.device = device if isinstance(device, torch.device) else resolve_device(device)
+        config = config or LearnerConfig()
+        self.config = config = replace(config, compute=resolve_precision(config.compute, self.device))
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
         self.network = build_network(config, self.device)
@@ -523,7 +529,8 @@ class Learner:
         # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
         joint = self.config.batch_norm == "joint" or 1 in groups
         self.network.train(len(rows) > 1)
-        features = self.network.features(rows, None if joint else groups)
+        with computing_in(self.config.compute, self.device):
+            features = self.network.features(rows, None if joint else groups).float()
 
         def repeated(array: np.ndarray) -> Tensor:
             # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.

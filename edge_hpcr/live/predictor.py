@@ -92,7 +92,7 @@ class Predictor:
         """The samples themselves on the device, not their stored views; outside the lock, since a trunk takes time."""
         if inputs.dtype == np.uint8:
             inputs = self.encoder.encode(inputs)
-        return self._learner.to_device(inputs if inputs.dtype == np.uint8 else inputs[:, 0])
+        return self._learner.view.plain(inputs)
 
     def proxies(self) -> tuple[np.ndarray, np.ndarray]:
         """A copy of the classes' proxies, and the classes' ids."""

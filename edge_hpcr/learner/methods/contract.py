@@ -106,6 +106,15 @@ class StepView:
         # An NHWC array seen as NCHW is already channels_last: nothing is copied but the bytes to the device.
         return moved.permute(0, 3, 1, 2).to(torch.float32).div(255)
 
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        """A layer for `network.extra`, on the device, that starts where the learner's own random numbers say."""
+        layer, bound = nn.Linear(inputs, outputs, device=self.device), inputs**-0.5
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                start = self.rng.uniform(-bound, bound, parameter.shape).astype(np.float32)
+                parameter.copy_(torch.from_numpy(start))
+        return layer
+
     def plain(self, inputs: np.ndarray) -> Tensor:
         """The samples themselves on the device, not the views that the memory keeps of latents."""
         latents = self.network.backbone.trunk is not None and inputs.dtype != np.uint8
@@ -134,6 +143,7 @@ class Method:
         Mapping[str, Any]
     ] = {}  # options newer than some results: what was done before they existed
     source: ClassVar[str] = "the paper"  # where it was published, and how far that was read
+    known_difference: ClassVar[str] = ""  # what is known of why its results differ from the paper's, if they do
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
     linear: ClassVar[bool] = False  # the classifier is a linear layer, not cosines

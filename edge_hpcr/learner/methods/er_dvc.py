@@ -83,7 +83,8 @@ class ERDVC(Method):
         def own_loss(network: Network, plain: Tensor, labels: Tensor) -> Tensor:
             other = plain if network.backbone.trunk is not None else view.augment(plain)
             features = network.features(torch.cat([plain, other]))
-            return self._of_views(network, *features.chunk(2), labels)
+            first, second = features.chunk(2)
+            return self._of_views(network, first, second, labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)
         samples, labels = view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)

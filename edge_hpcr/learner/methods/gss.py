@@ -1,6 +1,7 @@
 """GSS-greedy, gradient-based sample selection: keep samples whose gradients differ from those that are held."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class GSS(Method):
     Config = Config
     source = "Aljundi et al., NeurIPS 2019; the program RaptorMai/online-continual-learning was read"
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         # By sample id, because slots change when samples leave.
         self.ids, self.scores = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
@@ -47,20 +48,17 @@ class GSS(Method):
     def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:
         held, count = view.held, batch.incoming_rows // batch.views
         inputs, labels = batch.inputs[:count], batch.labels[:count]
-        network = view.network.eval()
-        room = min(count, held.capacity() - len(held))
+        network, room = view.network.eval(), min(count, held.capacity() - len(held))
         kept = self._gradients_of_held(view) if len(held) else None
-        slots: dict[int, int | None]
-        if room > 0:
-            scores = similarities(network, inputs[:room], labels, kept)
-            slots = dict.fromkeys(range(room))
-            self.coming = batch, {len(held) + row: float(scores[row]) for row in slots}
-        elif kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
-            slots, self.coming = {}, None
-        else:
-            scores = similarities(network, inputs, labels, kept)
-            slots = dict(replacements(self._scores_of(held.ids()), scores, view.rng))
-            self.coming = batch, {slot: float(scores[row]) for row, slot in slots.items() if slot is not None}
+        slots: dict[int, int | None] = dict.fromkeys(range(room))
+        if room <= 0:
+            if kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
+                return {}
+            room = count
+        scores = similarities(network, inputs[:room], labels, kept)
+        slots = slots or dict(replacements(self._scores_of(held.ids()), scores, view.rng))
+        ends = {row: len(held) + row if slot is None else slot for row, slot in slots.items()}
+        self.coming = batch, {slot: float(scores[row]) for row, slot in ends.items()}
         return slots
 
     def after_step(self, view: StepView, batch: Batch) -> None:
@@ -82,15 +80,12 @@ class GSS(Method):
         held = len(view.held)
         size = min(self.config.batch_size, held)
         number = min(self.config.batches, held // size)
-        shuffled = view.rng.permutation(held)[: number * size].reshape(number, size)
-        return torch.stack([self._gradient_of_slots(view, slots) for slots in shuffled])
-
-    @staticmethod
-    def _gradient_of_slots(view: StepView, slots: np.ndarray) -> Tensor:
-        drawn = view.held.at(slots)
-        return gradient(
-            view.network, view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
-        )
+        gradients = []
+        for slots in view.rng.permutation(held)[: number * size].reshape(number, size):
+            drawn = view.held.at(slots)
+            labels = torch.from_numpy(drawn.labels).to(view.device)
+            gradients.append(gradient(view.network, view.plain(drawn.inputs), labels))
+        return torch.stack(gradients)
 
     def state(self) -> dict[str, Tensor]:
         return {"ids": self.ids, "scores": self.scores}

@@ -32,5 +32,5 @@ def after_virtual_step(
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.grad is not None:
-                parameter.sub_(view.lr * parameter.grad)
+                parameter.sub_(parameter.grad, alpha=view.lr)
     return network.eval().requires_grad_(False)

@@ -40,33 +40,22 @@ class OCM(KeepsPrevious):
     def loss(self, batch: Batch) -> Tensor:
         # With nothing to replay there is nothing else to classify than the incoming images.
         if self.previous is None or not len(batch.labels[batch.replayed]):
-            new = self._project(batch, [batch.incoming])
-            return self._cross_entropy(batch, batch.incoming) + self._contrast_incoming(batch, *new[0])
+            (new,) = self._project(batch, [batch.incoming])
+            return self._cross_entropy(batch, batch.incoming) + self._contrast_incoming(batch, *new)
         new, held = self._project(batch, [batch.incoming, batch.replayed])
         return (
             self._cross_entropy(batch, batch.replayed)
             + self._contrast_incoming(batch, *new)
             + rotations.contrast(
-                self._similarities(*held), self._labels(batch, batch.replayed), self.config.tau
+                rotations.similarities(*held, self.rng), self._labels(batch, batch.replayed), self.config.tau
             )
             + self._previous_contrast(batch, held[0])
             + self._previous_logits(batch)
         )
 
     def _project(self, batch: Batch, groups: list[slice]) -> list[tuple[Tensor, Tensor]]:
-        """Projections and features of the rotated images of each group of rows, all in one pass."""
-        parts = [
-            torch.cat([rotations.rotated(view) for view in batch.inputs[group].chunk(batch.views)])
-            for group in groups
-        ]
-        features = self.network.features(torch.cat(parts))
-        sizes = [len(part) for part in parts]
-        projections = rotations.project(self.network, features)
-        return list(zip(projections.split(sizes), features.split(sizes), strict=True))
-
-    def _similarities(self, projections: Tensor, features: Tensor) -> Tensor:
-        first = rotations.first_feature(self.network, self.rng)
-        return rotations.similarities(projections, features, first)
+        views = [batch.inputs[group].chunk(batch.views) for group in groups]
+        return rotations.project_rotated(self.network, views)
 
     @staticmethod
     def _labels(batch: Batch, group: slice, views: int | None = None) -> Tensor:
@@ -74,7 +63,10 @@ class OCM(KeepsPrevious):
         return rotations.rotated_labels(labels, batch.num_classes).repeat(views or batch.views)
 
     def _contrast_incoming(self, batch: Batch, projections: Tensor, features: Tensor) -> Tensor:
-        similar, labels = self._similarities(projections, features), self._labels(batch, batch.incoming)
+        similar, labels = (
+            rotations.similarities(projections, features, self.rng),
+            self._labels(batch, batch.incoming),
+        )
         return rotations.contrast_views(similar, labels, self.config.tau, batch.views)
 
     @staticmethod

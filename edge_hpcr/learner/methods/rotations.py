@@ -1,8 +1,10 @@
 """What OCM and OnPro share: contrast among rotated images, in a projection that is trained beside the classifier."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
@@ -14,16 +16,14 @@ PROJECTION = "projection"
 PROJECTED = 128  # numbers of a projection; fewer if the network has fewer features
 
 
-def add_projection(view: StepView, method: str) -> None:
-    """Give the network a linear projection of its features."""
+def add_projection(view: StepView, method: str) -> int:
+    """Give the network a linear projection of its features; returns how many numbers a projection has."""
     if view.network.backbone.trunk is not None:
         raise UserError(f"{method} rotates images, and this backbone keeps latents: choose another method")
     size = view.network.feature_size
-    layer, bound = nn.Linear(size, min(PROJECTED, size)), size**-0.5
-    generator = torch.Generator().manual_seed(int(view.rng.integers(2**31)))
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    view.network.extra[PROJECTION] = layer.to(view.device)
+    projected = min(PROJECTED, size)
+    view.network.extra[PROJECTION] = view.linear(size, projected)
+    return projected
 
 
 def rotated(images: Tensor) -> Tensor:
@@ -51,16 +51,18 @@ def project(network: Network, features: Tensor) -> Tensor:
     return F.normalize(network.extra[PROJECTION](features), dim=1)
 
 
-def similarities(projections: Tensor, features: Tensor, first: int) -> Tensor:
-    """`u_i u_j + u_i f_j`, of the features as many as a projection has numbers, from the `first` one on."""
-    part = F.normalize(features, dim=1)[:, first : first + projections.shape[1]]
-    return projections @ (projections + part).T
+def project_rotated(network: Network, groups: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, Tensor]]:
+    """Projections and features of each group, all in one pass: the rotations of its first views, then of its second."""
+    parts = [torch.cat([rotated(view) for view in views]) for views in groups]
+    features, sizes = network.features(torch.cat(parts)), [len(part) for part in parts]
+    return list(zip(project(network, features).split(sizes), features.split(sizes), strict=True))
 
 
-def first_feature(network: Network, rng: np.random.Generator) -> int:
-    """Where the part of the features begins that is compared with the projections, at random."""
-    spare = network.feature_size - min(PROJECTED, network.feature_size)
-    return int(rng.integers(max(1, spare)))
+def similarities(projections: Tensor, features: Tensor, rng: np.random.Generator) -> Tensor:
+    """`u_i u_j + u_i f_j`, of the features a random stretch that is as long as a projection."""
+    size = projections.shape[1]
+    first = int(rng.integers(max(1, features.shape[1] - size)))
+    return projections @ (projections + F.normalize(features, dim=1)[:, first : first + size]).T
 
 
 def contrast(similar: Tensor, labels: Tensor, tau: float) -> Tensor:

@@ -44,15 +44,9 @@ class SCR(Method):
 
     def begin(self, view: StepView) -> None:
         self.network = view.network
-        size, generator = (
-            view.network.feature_size,
-            torch.Generator().manual_seed(int(view.rng.integers(2**31))),
-        )
-        layers = [nn.Linear(size, size), nn.Linear(size, PROJECTION)]
-        for layer in layers:
-            nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
-            nn.init.zeros_(layer.bias)
-        view.network.extra["projection"] = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(view.device)
+        size = view.network.feature_size
+        first, second = (view.linear(size, outputs) for outputs in (size, PROJECTION))
+        view.network.extra["projection"] = nn.Sequential(first, nn.ReLU(), second)
 
     def loss(self, batch: Batch) -> Tensor:
         return self.contrast(batch.features, batch.labels)

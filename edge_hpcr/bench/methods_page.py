@@ -1,0 +1,99 @@
+"""The page of verification: every method, where it comes from, what it keeps and costs, and how far it was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edge_hpcr.bench.presets import OCM_SETTING
+from edge_hpcr.bench.report import NOTHING, Estimate, Group, markdown
+from edge_hpcr.common.units import format_bytes
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.methods import Method
+
+EXPLANATION = """\
+Every method runs behind one contract, under the paper's rules: the same network, augmentation, optimiser, 10 incoming and 10
+replayed samples a step. The verdicts:
+
+- *reproduced*: our mean lies in the paper's 95 % interval;
+- *differs*: it does not, and by how much;
+- *runs*: the method passes its tests (its loss or rule against a slow loop written from the formula, and the contract that
+  all methods must pass), but no run of ours has the paper's setting yet.
+
+With one seed a verdict is worth what one seed is worth. Computation (C_D) is the number of floating-point operations per
+sample of the stream relative to ER's, and the processor time in the same way, measured in turns in one process."""
+
+
+def verdict(ours: Estimate, papers: Estimate, known: str = "") -> str:
+    """What a run at the paper's setting says about a method."""
+    if ours.mean is None or papers.mean is None:
+        return "runs"
+    if abs(ours.mean - papers.mean) <= (papers.half or 0.0):
+        return "reproduced"
+    return f"differs ({ours.above(papers)})" + (f": {known}" if known else "")
+
+
+def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> str:
+    """`groups` are finished runs of `bench`, `cost` is what `bench analyse cost` measured."""
+    kinds = [methods.method_class(name) for name in methods.names()]
+    comparable = [one for one in groups if one.paper("A_T").mean is not None]
+    parts = [
+        "# The methods, and how far each was verified",
+        f"Made by `{command}`.",
+        EXPLANATION,
+        "## Verdicts",
+        markdown(
+            ["method", "dataset", "memory", "n", "A_T", "paper's A_T", "verdict"],
+            [row for kind in kinds for row in _verdict_rows(kind, comparable)],
+        ),
+        "## What they keep and cost",
+        _cost_table(kinds, cost),
+        "## Where they come from",
+        "\n".join(f"- `{kind.name}`: {kind.source}." for kind in kinds),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[str]]:
+    own = [one for one in comparable if one.method == kind.name]
+    rows = []
+    for one in own:
+        ours, papers = one.estimate("A_T"), one.paper("A_T")
+        setting = " (OCM setting)" if OCM_SETTING.items() <= one.deviations.items() else ""
+        known = verdict(ours, papers, kind.known_difference)
+        rows.append(
+            [f"{kind.name}{setting}", one.dataset, one.memory, str(len(one.results)), ours.text, papers.text, known]
+        )
+    return rows or [[kind.name, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "runs"]]
+
+
+def _cost_table(kinds: Sequence[type[Method]], cost: dict[str, Any] | None) -> str:
+    head = ["method", "keeps of a sample", "task ends", "C_D", "time", "paper's C_D", "model", "of its own"]
+    return markdown(head, [_cost_row(kind, cost or {}) for kind in kinds])
+
+
+def _cost_row(kind: type[Method], cost: dict[str, Any]) -> list[str]:
+    from edge_hpcr.bench.analyses.cost import REFERENCE, paper_costs
+
+    method = kind()
+    row = [kind.name, _kept(method), "needs them" if method.needs_boundaries else "not needed"]
+    measured, reference = cost.get(kind.name), cost.get(REFERENCE)
+    printed = paper_costs().get(("computation", kind.name, ""))
+    papers = f"{printed[0]:g}" if printed else NOTHING
+    if measured is None or reference is None:
+        return [*row, NOTHING, NOTHING, papers, NOTHING, NOTHING]
+    model = measured["model"]
+    own = format_bytes(model["method"]) if model["method"] else NOTHING
+    whole = sum(model.values()) / sum(reference["model"].values())
+    relative = [f"{measured[key] / reference[key]:.2f}" for key in ("gflop", "ms")]
+    return [*row, *relative, papers, f"{whole:.2f}", own]
+
+
+def _kept(method: Method) -> str:
+    if method.closed_form:
+        return "sums over samples"
+    if not method.uses_memory:
+        return "nothing"
+    image = "image as 32-bit floats" if method.edits_images else "image"
+    extra = [word for word, kept in (("logits", method.stores_logits), ("features", method.stores_features)) if kept]
+    return ", ".join([image, "label", *extra])
