@@ -32,7 +32,7 @@ GROUPS_PER_FIGURE = len(COLOURS)
 DPI = 120
 SMALLEST_BAND = 3  # seeds: the interval of two is mostly wider than the scale, so they are drawn themselves
 _CLASS_NAMES = {"cifar10": formats.CIFAR10_NAMES, "fashion_mnist": formats.FASHION_MNIST_NAMES}
-_FROM_PALE = LinearSegmentedColormap.from_list("from_pale", ["#EAF2F8", COLOURS[0]])
+FROM_PALE = LinearSegmentedColormap.from_list("from_pale", ["#EAF2F8", COLOURS[0]])
 
 
 def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
@@ -47,7 +47,7 @@ def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
         by_class = class_accuracies(dataset, members)
         drawn.append(("classes", "accuracy of each class after the last task", by_class))
         for kind, text, figure in drawn:
-            plots.append((dataset, f"{name}: {text}", _write(figure, folder / f"{name}-{kind}.png")))
+            plots.append((dataset, f"{name}: {text}", write(figure, folder / f"{name}-{kind}.png")))
     return plots
 
 
@@ -58,11 +58,11 @@ def draw_lessons(taught: Sequence[Sequence[Lessons]], folder: Path) -> list[tupl
         heading = contestants[0].heading
         name = "-".join(["teach", *re.findall(r"\w+", heading)])
         figure = accuracy_over_labels(contestants)
-        plots.append((heading, f"{heading}: accuracy over labels", _write(figure, folder / f"{name}.png")))
+        plots.append((heading, f"{heading}: accuracy over labels", write(figure, folder / f"{name}.png")))
     return plots
 
 
-def _write(figure: Figure, path: Path) -> Path:
+def write(figure: Figure, path: Path) -> Path:
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
     return path
 
@@ -82,7 +82,7 @@ def _tasks(group: Group) -> int:
     return len(group.results[0]["accuracy_matrix"])
 
 
-def _figure(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12)
@@ -97,7 +97,7 @@ def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
     """A_i after each task; a run without tasks is a level to compare with."""
     legend_rows = -(-len(groups) // 2) + 2
     title = f"{dataset}: mean accuracy on the tasks seen so far"
-    figure = _figure(8.5, 4.6 + 0.2 * legend_rows, title)
+    figure = new_figure(8.5, 4.6 + 0.2 * legend_rows, title)
     axes = figure.subplots()
     for one, colour, marker in zip(groups, COLOURS, MARKERS, strict=False):
         curves = _curves(one, "accuracy_matrix")
@@ -107,19 +107,19 @@ def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
         steps = np.arange(1, _tasks(one) + 1)
         style: Any = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 2}
         axes.plot(steps, curves.mean(0), label=_title(one), **style)
-        _spread(axes, steps, curves, colour)
+        spread(axes, steps, curves, colour)
         if all(run["ema_accuracy_matrix"] for run in one.results):
             averaged = _curves(one, "ema_accuracy_matrix").mean(0)
             axes.plot(steps, averaged, color=colour, linestyle="--", linewidth=1.3)
     axes.set(xlabel="tasks learned")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _scale(axes)
+    scale(axes)
     handles = [*axes.get_legend_handles_labels()[0], *_key(groups)]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
-def _scale(axes: Axes) -> None:
+def scale(axes: Axes) -> None:
     """Accuracy from 0 to a little above the highest line: an interval may reach beyond all accuracies."""
     drawn = np.concatenate([line.get_ydata() for line in axes.lines])
     axes.set(ylim=(0, min(102, 10 * np.ceil(np.max(drawn) / 10) + 2)), ylabel="accuracy (%)")
@@ -129,7 +129,7 @@ def _scale(axes: Axes) -> None:
 
 def accuracy_over_labels(contestants: Sequence[Lessons]) -> Figure:
     """Each contestant's accuracy over the labels a class, on a logarithmic axis."""
-    figure = _figure(8.5, 5.0, f"{contestants[0].heading}: accuracy on pictures never shown")
+    figure = new_figure(8.5, 5.0, f"{contestants[0].heading}: accuracy on pictures never shown")
     axes = figure.subplots()
     counts = np.array(contestants[0].counts)
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
@@ -137,11 +137,11 @@ def accuracy_over_labels(contestants: Sequence[Lessons]) -> Figure:
         curves = 100 * np.array([one.accuracies(count) for count in counts.tolist()]).T
         title = f"{one.title}, n={len(one.results)}"
         axes.plot(counts, curves.mean(0), color=colour, marker=marker, markersize=5, linewidth=2, label=title)
-        _spread(axes, counts, curves, colour)
+        spread(axes, counts, curves, colour)
     axes.set(xscale="log", xlabel="labels a class")
     axes.set_xticks(counts, map(str, counts.tolist()))
     axes.set_xticks([], minor=True)
-    _scale(axes)
+    scale(axes)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
@@ -151,7 +151,7 @@ def _curves(group: Group, matrix: str) -> np.ndarray:
     return 100 * np.array([metrics.average_accuracies(run[matrix]) for run in group.results])
 
 
-def _spread(axes: Axes, steps: np.ndarray, curves: np.ndarray, colour: str) -> None:
+def spread(axes: Axes, steps: np.ndarray, curves: np.ndarray, colour: str) -> None:
     if len(curves) >= SMALLEST_BAND:
         half = np.array([metrics.mean_and_interval(column)[1] for column in curves.T.tolist()])
         mean = curves.mean(0)
@@ -181,7 +181,7 @@ def accuracy_matrices(dataset: str, groups: Sequence[Group]) -> Figure:
     rows = -(-len(groups) // columns)
     side = max(3.0, 0.42 * tasks)
     title = f"{dataset}: accuracy (%) on each task after each task"
-    figure = _figure(max(columns * side + 0.9, 5.0), rows * (side + 0.35) + 0.4, title)
+    figure = new_figure(max(columns * side + 0.9, 5.0), rows * (side + 0.35) + 0.4, title)
     panels = figure.subplots(rows, columns, squeeze=False)
     image = None
     for axes, one in zip(panels.flat, groups, strict=False):
@@ -206,7 +206,7 @@ def _mean_matrix(group: Group) -> np.ndarray:
 
 def _matrix(axes: Axes, matrix: np.ndarray) -> Any:
     tasks = len(matrix)
-    image = axes.imshow(matrix, cmap=_FROM_PALE, vmin=0, vmax=100)
+    image = axes.imshow(matrix, cmap=FROM_PALE, vmin=0, vmax=100)
     for i in range(tasks):
         for j in range(i + 1):
             ink = "white" if matrix[i, j] > 85 else "black"
@@ -230,7 +230,7 @@ def class_accuracies(dataset: str, groups: Sequence[Group]) -> Figure:
     title = f"{dataset}: accuracy of each class after the last task"
     if any(len(one.results) > 1 for one in groups):
         title += " (dots: single seeds)"
-    figure = _figure(width, 1.7 * len(groups) + 1.2, title)
+    figure = new_figure(width, 1.7 * len(groups) + 1.2, title)
     panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
     for axes, one, colour in zip(panels, groups, COLOURS, strict=False):
         shares = 100 * np.array([[run["class_accuracy"][-1][str(c)] for c in ids] for run in one.results])

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from edge_hpcr.bench import metrics, report, teach_report
+from edge_hpcr.bench import analyses, metrics, report, teach_report
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
@@ -73,6 +73,8 @@ def _once_each(found: dict[Path, dict[str, Any]], left_out: list[str]) -> dict[P
         key: tuple[Any, ...]
         if teach_report.is_lesson(result):
             key = (teach_report.lesson_key(result), result["seed"], result["draw"])
+        elif analyses.is_analysis(result):
+            key = (analyses.KIND, result["analysis"], result["version"])
         else:
             one = report.Group((result,))
             key = (one.dataset, one.name, result["seed"])
@@ -88,11 +90,14 @@ def _once_each(found: dict[Path, dict[str, Any]], left_out: list[str]) -> dict[P
 
 
 def _read_any(path: Path) -> dict[str, Any]:
-    """A finished run of `bench` or of `bench teach`."""
+    """A finished run of `bench` or of `bench teach`, or what `bench analyse` measured."""
     result = _read_json(path)
-    if not teach_report.is_lesson(result):
+    if teach_report.is_lesson(result):
+        teach_report.check(path, result)
+    elif analyses.is_analysis(result):
+        analyses.check(path, result)
+    else:
         return read_result(path)
-    teach_report.check(path, result)
     return result
 
 

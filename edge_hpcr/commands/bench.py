@@ -22,7 +22,7 @@ from edge_hpcr.bench.run import (
     on_stop_signal,
     papers_options,
 )
-from edge_hpcr.commands import teach
+from edge_hpcr.commands import analyse, teach
 from edge_hpcr.commands.cli import (
     DatasetRoot,
     Device,
@@ -167,6 +167,7 @@ def bench(
 
 
 commands.command(epilog=examples(teach.EXAMPLES))(teach.teach)
+commands.command(epilog=examples(analyse.EXAMPLES))(analyse.analyse)
 
 
 def _refuse_options(context: Context) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from edge_hpcr.bench import analyses, teach_report
 from edge_hpcr.bench import report as tables
-from edge_hpcr.bench import teach_report
+from edge_hpcr.bench.analyses.contract import title_of
 from edge_hpcr.bench.results import read_folders
 from edge_hpcr.bench.teach_report import Lessons
 from edge_hpcr.commands.cli import examples, new_commands
@@ -41,11 +42,13 @@ def report(
             f"no finished runs in {where}: make one with "
             f"`python -m edge_hpcr bench --dataset digits --out {folders[0]}`"
         )
-    results = [result for result in found.values() if not teach_report.is_lesson(result)]
     taught = teach_report.group([result for result in found.values() if teach_report.is_lesson(result)])
-    print("\n\n".join(filter(None, [tables.table(results), *map(teach_report.section, taught)])))
+    analysed = analyses.ordered([result for result in found.values() if analyses.is_analysis(result)])
+    results = [result for result in found.values() if "benchmark" not in result]
+    sections = [tables.table(results), *map(teach_report.section, taught), *map(analyses.section, analysed)]
+    print("\n\n".join(filter(None, sections)))
     folder = plots or (out.parent if out else folders[0]) / "plots"
-    images = _draw(results, taught, folder, out)
+    images = _draw(results, taught, analysed, folder, out)
     if out:
         words = ["report", *map(str, folders), "--out", str(out)]
         if plots:
@@ -54,6 +57,10 @@ def report(
         for lessons in taught:
             more.append(teach_report.section(lessons))
             more += [f"![{text}]({path})" for text, path in images.get(lessons[0].heading, [])]
+        more += [analyses.EXPLANATION] if analysed else []
+        for result in analysed:
+            more.append(analyses.section(result))
+            more += [f"![{text}]({path})" for text, path in images.get(title_of(result), [])]
         page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images, more)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +71,11 @@ def report(
 
 
 def _draw(
-    results: list[dict[str, Any]], taught: list[list[Lessons]], folder: Path, page: Path | None
+    results: list[dict[str, Any]],
+    taught: list[list[Lessons]],
+    analysed: list[dict[str, Any]],
+    folder: Path,
+    page: Path | None,
 ) -> dict[str, list[tuple[str, str]]]:
     """The plots that the page can show, by section: only what lies below the page moves with it."""
     from edge_hpcr.bench import plots  # here, because `bench` and the others need not wait for matplotlib
@@ -72,6 +83,7 @@ def _draw(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         drawn = plots.draw(tables.group(results), folder) + plots.draw_lessons(taught, folder)
+        drawn += analyses.draw(analysed, folder)
     except OSError as error:
         raise UserError(
             f"cannot write plots to {folder}: {error.strerror}; choose another folder with --plots"

@@ -118,6 +118,16 @@ def pcd(logits: Tensor, old_logits: Tensor, held: Tensor, counts: Tensor) -> Ten
     return (squared * (counts / counts.sum())).sum(1).mean()
 
 
+def der(logits: Tensor, old_logits: Tensor, held: Tensor) -> Tensor:
+    """DER's distillation (Buzzega et al. 2020): `(o_c - o*_c)^2`, the mean over all classes, in the batch or not.
+
+    `held` and the mean over the rows are as in `pcd`.
+    """
+    if len(logits) == 0:
+        return logits.sum()
+    return torch.where(held, logits - old_logits, 0.0).square().mean()
+
+
 def known_classes(known: Tensor, num_classes: int) -> Tensor:
     """Row i is true for the first `known[i]` classes: those that existed when its record was made."""
     return torch.arange(num_classes, device=known.device)[None, :] < known[:, None]

@@ -17,7 +17,7 @@ PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
 
 # What the ablation rows switch off, each on top of the one before it.
 NO_SCD: dict[str, Any] = {"beta": 0.0}
-NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distil": "older", "distil_new": "none"}
+NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distillation": "pcd", "distil": "older", "distil_new": "none"}
 NO_TEMPERATURE = NO_DISTILLATION | {"tau_high": 1.0, "tau_low": 1.0, "cycle": 1, "schedule": "constant"}
 
 
@@ -29,12 +29,14 @@ class Config:
     cycle: int = 500  # S
     schedule: str = "reciprocal"  # or "cosine", or "constant": no temperature component
     alpha: float = 0.1  # of PCD
+    distillation: str = "pcd"  # or "der": the logits of all classes, not of the batch's
     distil: str = "older"  # or "always"
     distil_new: str = "initial"  # PCD for classes that came after a record: "initial", "zero" or "none"
     beta: float = 0.5  # of SCD
 
     def __post_init__(self) -> None:
         one_of("schedule", self.schedule, losses.SCHEDULES)
+        one_of("distillation", self.distillation, ("pcd", "der"))
         one_of("distil", self.distil, ("older", "always"))
         one_of("distil_new", self.distil_new, ("initial", "zero", "none"))
         if not 0 < self.tau_low <= self.tau_high:
@@ -91,17 +93,20 @@ class HPCR(Method):
         return torch.ones_like(older) if self.config.distil == "always" else older
 
     def proxy_distillation(self, batch: Batch) -> Tensor:
-        """eq. pcd over the replayed rows.
+        """eq. pcd over the replayed rows, or what DER has in its place.
 
         The authors' classifier has every proxy from the start, so their records also hold an image away from classes
         that nobody had seen. Here the memory gives a record that logit when the class comes: its cosine with the
         class's first proxy ("initial"), or zero.
         """
-        records, counts = batch.records, losses.class_counts(batch.labels, batch.num_classes)
+        records, logits = batch.records, batch.logits[batch.replayed]
         held = self.distillable(batch)[:, None].expand_as(records.logits)
         if self.config.distil_new == "none":
             held = held & losses.known_classes(records.known, batch.num_classes)
-        return losses.pcd(batch.logits[batch.replayed], records.logits, held, counts)
+        if self.config.distillation == "der":
+            return losses.der(logits, records.logits, held)
+        counts = losses.class_counts(batch.labels, batch.num_classes)
+        return losses.pcd(logits, records.logits, held, counts)
 
     def sample_distillation(self, batch: Batch) -> Tensor:
         """eq. scd over the replayed rows."""
