@@ -21,7 +21,9 @@ replayed samples a step. The verdicts:
   all methods must pass), but no run of ours has the paper's setting yet.
 
 With one seed a verdict is worth what one seed is worth. Computation (C_D) is the number of floating-point operations per
-sample of the stream relative to ER's, and the processor time in the same way, measured in turns in one process."""
+sample of the stream relative to ER's, and the processor time in the same way, measured in turns in one process. Data is what
+is kept of a sample relative to its image, in numbers, as the paper counts; model is all weights relative to ER's, and of its
+own what a method keeps beside memory and network."""
 
 
 def verdict(ours: Estimate, papers: Estimate, known: str = "") -> str:
@@ -46,6 +48,9 @@ def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> 
             ["method", "dataset", "memory", "n", "A_T", "paper's A_T", "verdict"],
             [row for kind in kinds for row in _verdict_rows(kind, comparable)],
         ),
+        "## On a part of the data",
+        "Runs with `limit` see so many images of each task. They compare with one another, not with the paper.",
+        markdown(["method", "dataset", "memory", "n", "A_T"], _limited_rows(groups)),
         "## What they keep and cost",
         _cost_table(kinds, cost),
         "## Where they come from",
@@ -75,8 +80,30 @@ def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[
     return rows or [[kind.name, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "runs"]]
 
 
+def _limited_rows(groups: Sequence[Group]) -> list[list[str]]:
+    """Runs on a part of the data, of methods whose full run takes too long here, beside others on the same part."""
+    limits = {
+        one.conditions for one in groups if "limit" in one.deviations and "validation" not in one.deviations
+    }
+    chosen = [one for one in groups if one.conditions in limits]
+    return [
+        [one.title, one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
+        for one in chosen
+    ]
+
+
 def _cost_table(kinds: Sequence[type[Method]], cost: dict[str, Any] | None) -> str:
-    head = ["method", "keeps of a sample", "task ends", "C_D", "time", "paper's C_D", "model", "of its own"]
+    head = [
+        "method",
+        "keeps of a sample",
+        "task ends",
+        "C_D",
+        "time",
+        "paper's C_D",
+        "data",
+        "model",
+        "of its own",
+    ]
     return markdown(head, [_cost_row(kind, cost or {}) for kind in kinds])
 
 
@@ -89,12 +116,13 @@ def _cost_row(kind: type[Method], cost: dict[str, Any]) -> list[str]:
     printed = paper_costs().get(("computation", kind.name, ""))
     papers = f"{printed[0]:g}" if printed else NOTHING
     if measured is None or reference is None:
-        return [*row, NOTHING, NOTHING, papers, NOTHING, NOTHING]
+        return [*row, NOTHING, NOTHING, papers, NOTHING, NOTHING, NOTHING]
     model = measured["model"]
     own = format_bytes(model["method"]) if model["method"] else NOTHING
     whole = sum(model.values()) / sum(reference["model"].values())
     relative = [f"{measured[key] / reference[key]:.2f}" for key in ("gflop", "ms")]
-    return [*row, *relative, papers, f"{whole:.2f}", own]
+    data = f"{measured['stores']['numbers']:.2f}" if measured["stores"] else NOTHING
+    return [*row, *relative, papers, data, f"{whole:.2f}", own]
 
 
 def _kept(method: Method) -> str:

@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from edge_hpcr.bench import analyses, teach_report
+from edge_hpcr.bench import analyses, methods_page, teach_report
 from edge_hpcr.bench import report as tables
 from edge_hpcr.bench.analyses.contract import title_of
 from edge_hpcr.bench.results import read_folders
 from edge_hpcr.bench.teach_report import Lessons
-from edge_hpcr.commands.cli import examples, new_commands
+from edge_hpcr.commands.cli import at_most_one, examples, new_commands
 from edge_hpcr.common.errors import UserError
 
 EXAMPLES = """
 examples:
   python -m edge_hpcr report runs                                   tables on the screen, plots in runs/plots
   python -m edge_hpcr report results --out docs/results.md          a page with its plots in docs/plots
+  python -m edge_hpcr report results results/analyses --methods docs/methods.md    how far each method was verified
 """
 commands = new_commands()
 
@@ -31,8 +32,13 @@ def report(
         Path | None,
         Option(metavar="DIR", help="for plots", show_default="plots, beside the page or in the first folder"),
     ] = None,
+    methods: Annotated[
+        Path | None,
+        Option(metavar="FILE.md", help="write the page of verification: every method, and a verdict"),
+    ] = None,
 ) -> None:
     """Put the runs of one setting together, and the paper's values beside them."""
+    at_most_one(out=out, methods=methods)
     found, left_out = read_folders(folders)
     for complaint in left_out:
         print(f"left out: {complaint}", file=sys.stderr)
@@ -47,6 +53,14 @@ def report(
     results = [result for result in found.values() if "benchmark" not in result]
     sections = [tables.table(results), *map(teach_report.section, taught), *map(analyses.section, analysed)]
     print("\n\n".join(filter(None, sections)))
+    if methods:
+        words = ["report", *map(str, folders), "--methods", str(methods)]
+        cost = next((each["measured"]["methods"] for each in analysed if each["analysis"] == "cost"), None)
+        _write(
+            methods,
+            methods_page.page(tables.group(results), cost, f"python -m edge_hpcr {shlex.join(words)}"),
+        )
+        return
     folder = plots or (out.parent if out else folders[0]) / "plots"
     images = _draw(results, taught, analysed, folder, out)
     if out:
@@ -62,12 +76,16 @@ def report(
             more.append(analyses.section(result))
             more += [f"![{text}]({path})" for text, path in images.get(title_of(result), [])]
         page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images, more)
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {out}: {error.strerror}; choose another file with --out") from None
-        print(f"page: {out}", file=sys.stderr)
+        _write(out, page)
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --out") from None
+    print(f"page: {path}", file=sys.stderr)
 
 
 def _draw(

@@ -9,6 +9,7 @@ from edge_hpcr.learner.methods.contract import Batch, Method
 class ER(Method):
     name = "er"
     order = 80
+    source = "Chaudhry et al. 2019, Rolnick et al. 2019; public programs (RaptorMai, AML) were read, which add two means where the paper's equation takes one"
 
     def loss(self, batch: Batch) -> Tensor:
         return losses.replay_cross_entropy(batch.logits, batch.labels)

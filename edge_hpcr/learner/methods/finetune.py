@@ -6,4 +6,5 @@ from edge_hpcr.learner.methods.er import ER
 class FineTune(ER):
     name = "finetune"
     order = 90
+    source = "the paper's lower reference"
     uses_memory = False

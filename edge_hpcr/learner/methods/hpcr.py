@@ -1,6 +1,6 @@
 """HPCR (eq. hpcr, Algorithm 1): PCR with a contrastive (HC), a temperature (HT) and two distillation components (HD).
 
-The ablation rows of the paper's table are the same loss with parts switched off.
+The ablation rows of the paper's table (`ablations.py`) are the same loss with parts switched off.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,6 @@ from edge_hpcr.learner import losses
 from edge_hpcr.learner.methods.contract import Batch, Method
 
 PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
-
-# What the ablation rows switch off, each on top of the one before it.
-NO_SCD: dict[str, Any] = {"beta": 0.0}
-NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distillation": "pcd", "distil": "older", "distil_new": "none"}
-NO_TEMPERATURE = NO_DISTILLATION | {"tau_high": 1.0, "tau_low": 1.0, "cycle": 1, "schedule": "constant"}
 
 
 @dataclass(frozen=True)
@@ -113,27 +108,3 @@ class HPCR(Method):
         return losses.scd(
             batch.sketches[batch.replayed], batch.records.features, self.distillable(batch), batch.tau
         )
-
-
-class WithoutSCD(HPCR):
-    name = "pcr_ct_pcd"
-    order = 20
-    fixed = NO_SCD
-
-
-class WithoutDistillation(WithoutSCD):
-    name = "pcr_ct"
-    order = 30
-    fixed = NO_DISTILLATION
-
-
-class Contrastive(WithoutDistillation):
-    name = "pcr_c"
-    order = 40
-    fixed = NO_TEMPERATURE | {"smallest_batch": 0}  # sample pairs in every batch, however small
-
-
-class PCR(WithoutDistillation):
-    name = "pcr"
-    order = 50
-    fixed = NO_TEMPERATURE | {"smallest_batch": 2**31}  # none: only proxies of the batch's classes compete

@@ -6,4 +6,5 @@ from edge_hpcr.learner.methods.finetune import FineTune
 class IID(FineTune):
     name = "iid"
     order = 100
+    source = "the paper's reference without tasks"
     shuffled_passes = 1

@@ -9,5 +9,6 @@ from edge_hpcr.learner.methods.finetune import FineTune
 class IIDPlusPlus(FineTune):
     name = "iid_pp"
     order = 110
+    source = "Caccia et al., ICLR 2022; their program (AML) was read"
     shuffled_passes = 2
     samples_per_step = 20

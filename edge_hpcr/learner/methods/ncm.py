@@ -6,3 +6,4 @@ from edge_hpcr.learner.methods.closed_form import ClosedForm
 class NCM(ClosedForm):
     name = "ncm"
     order = 92
+    source = "nearest class mean, as in SimpleCIL (Zhou et al. 2023); no row of the paper's tables"

@@ -57,6 +57,7 @@ class RandomFeatures(nn.Module):
 class RanPAC(ClosedForm):
     name = "ranpac"
     order = 96
+    source = "McDonnell et al., NeurIPS 2023; the authors' program was read; no row of the paper's tables"
     Config = Config
     KEPT = (*ClosedForm.KEPT, "gram", "targets", "samples")
 

@@ -39,6 +39,7 @@ class Config:
 class SLDA(ClosedForm):
     name = "slda"
     order = 94
+    source = "Hayes and Kanan, CVPR workshops 2020; a public program (Avalanche) was read; no row of the paper's tables"
     Config = Config
     KEPT = (*ClosedForm.KEPT, "scatter", "samples")
 

@@ -1,0 +1,67 @@
+"""The page of verification: a verdict for every method, made from results alone."""
+
+from pathlib import Path
+
+import pytest
+
+from edge_hpcr.bench import methods_page
+from edge_hpcr.bench.report import Estimate
+from edge_hpcr.commands.cli import main
+from edge_hpcr.learner import methods
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        (Estimate(), "runs"),  # nothing was run
+        (Estimate(53.4), "reproduced"),
+        (Estimate(54.8), "reproduced"),  # just inside
+        (Estimate(52.0, 9.0), "reproduced"),
+        (Estimate(54.9), "differs (+1.5): why"),
+        (Estimate(40.0, 20.0), "differs (-13.4): why"),  # our own wide interval excuses nothing
+    ],
+)
+def test_a_verdict_is_whether_our_mean_lies_in_the_papers_interval(ours: Estimate, expected: str) -> None:
+    assert methods_page.verdict(ours, Estimate(53.4, 1.4), "why") == expected
+
+
+def test_a_method_that_the_paper_does_not_have_is_not_judged() -> None:
+    assert methods_page.verdict(Estimate(50.0), Estimate()) == "runs"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "methods.md"
+    assert main(["report", str(RESULTS), str(RESULTS / "analyses"), "--methods", str(path)]) == 0
+    return path.read_text()
+
+
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    table = page.partition(f"## {heading}")[2].partition("## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line[:1] == "|"
+    ]
+    return {row[0]: row for row in cells[2:]}
+
+
+def test_every_method_has_a_verdict_a_cost_and_a_source(page: str) -> None:
+    verdicts, costs = rows_of(page, "Verdicts"), rows_of(page, "What they keep and cost")
+    for name in methods.names():
+        assert name in verdicts and name in costs and f"- `{name}`: " in page
+    assert costs["er"][3:5] == ["1.00", "1.00"] and costs["ocm"][5] == "16"
+    assert costs["ss_il"][2] == "needs them" and costs["hpcr"][2] == "not needed"
+    assert float(costs["ss_il"][7]) > 1.9  # a second network
+
+
+def test_the_page_in_the_repository_is_the_one_that_its_command_makes(page: str) -> None:
+    kept = (RESULTS.parent / "docs" / "methods.md").read_text()
+    assert kept.partition("## Verdicts")[2] == page.partition("## Verdicts")[2]
+
+
+def test_two_pages_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(RESULTS), "--methods", "a.md", "--out", "b.md"]) == 2
+    assert "--methods is not allowed with --out" in capsys.readouterr().err
