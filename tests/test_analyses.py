@@ -42,7 +42,7 @@ TINY_OF = {
         "warm_up": 10,
         "rounds": 1,
         "counted": 1,
-        "methods": ("hpcr", "pcr_ct", "er", "finetune", "iid_pp"),
+        "methods": ("hpcr", "pcr_ct", "er", "finetune", "iid_pp", "gmed"),
     },
 }
 LR = LearnerConfig.lr
@@ -132,7 +132,7 @@ ROWS = {
     "distillation-gradients": ["none", "DER", "PCD", "SCD", "PCD+SCD"],
     "knowledge": ["er", "pcr", "pcr_ct", "hpcr"],
     "tsne": ["er", "hpcr"],
-    "cost": ["hpcr", "pcr_ct", "er", "finetune", "iid_pp", "HPCR", "control: as many bytes"],
+    "cost": ["hpcr", "pcr_ct", "er", "finetune", "iid_pp", "gmed", "HPCR", "control: as many bytes"],
 }
 
 
@@ -435,6 +435,14 @@ def test_costs_are_relative_to_er_and_a_method_without_replay_has_half(results):
         0.5, abs=0.05
     )
     assert all(each["model"]["network"] > 0 and each["ms"] > 0 for each in measured.values())
+
+
+@pytest.mark.slow
+def test_a_method_that_takes_gradients_of_images_and_keeps_them_as_floats_is_counted_and_weighed(results):
+    gmed, er = (results["cost"]["measured"]["methods"][name] for name in ("gmed", "er"))
+    assert gmed["gflop"] > 1.2 * er["gflop"]
+    assert gmed["stores"]["bytes"] - er["stores"]["bytes"] == 3 * 8 * 8 * 3  # four bytes of a pixel, not one
+    assert gmed["stores"]["numbers"] == er["stores"]["numbers"] == 1
 
 
 class TwoNetworks(ER):

@@ -163,7 +163,7 @@ class Cost(Analysis):
                 "gflop": operations(run.learner, _batches(run, rng, settings.counted)) * steps / 1e9,
                 "ms": 1e3 * float(np.median(times[name])) * steps,
                 "model": model_bytes(run.learner),
-                "stores": run.learner.memory.overhead() if run.learner.method.uses_memory else None,
+                "stores": _stored(run.learner) if run.learner.method.uses_memory else None,
             }
         return measured
 
@@ -212,7 +212,7 @@ class Cost(Analysis):
             [
                 "Operations (multiplications and additions) and processor time for one sample of the stream, measured in turns in one "
                 "process; C_D is the first relative to ER's. Model: the network and what the method keeps beside it, relative to "
-                "ER's. Data: what is kept of a sample, in numbers and in bytes, relative to image and label alone.",
+                "ER's. Data: the numbers that are kept of a sample relative to those of its image, and its bytes relative to ER's.",
                 _methods_table(result["measured"]["methods"]),
                 "Data overhead of the methods that keep logits or features, in numbers as the paper counts and in bytes, with all "
                 "classes known (from the sizes alone):",
@@ -244,6 +244,11 @@ class Cost(Analysis):
         return figure
 
 
+def _stored(learner: Learner) -> dict[str, float]:
+    """Of a sample: numbers beside those of its image, as the paper counts, and bytes in all."""
+    return {"numbers": learner.memory.overhead()["numbers"], "bytes": learner.memory.row_bytes()}
+
+
 def _batches(run: Run, rng: np.random.Generator, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Steps' worth of training images of all classes."""
     labels = run.dataset.train_labels
@@ -264,7 +269,9 @@ def _methods_table(measured: dict[str, Any]) -> str:
     rows = []
     for name, each in measured.items():
         stores = each["stores"]
-        data = [f"{stores[key]:.2f}" for key in ("numbers", "bytes")] if stores else [NOTHING, NOTHING]
+        data = [NOTHING, NOTHING]
+        if stores:
+            data = [f"{stores['numbers']:.2f}", f"{stores['bytes'] / reference['stores']['bytes']:.2f}"]
         rows.append(
             [
                 name,
