@@ -267,9 +267,10 @@ def page(
     files: Sequence[Path],
     images: dict[str, list[tuple[str, str]]],
     more: Sequence[str] = (),
+    title: str = "Results",
 ) -> str:
     """A page that says how it was made. `images` are a dataset's plots: what each shows, and its relative path."""
-    parts = ["# Results", f"Made by `{command}` from the {len(files)} files listed at the end."]
+    parts = [f"# {title}", f"Made by `{command}` from the {len(files)} files listed at the end."]
     if results:
         parts.append(EXPLANATION)
     for dataset, groups in by_dataset(group(results)).items():

@@ -75,7 +75,9 @@ def report(
         for result in analysed:
             more.append(analyses.section(result))
             more += [f"![{text}]({path})" for text, path in images.get(title_of(result), [])]
-        page = tables.page(results, f"python -m edge_hpcr {shlex.join(words)}", list(found), images, more)
+        title = "Results" if results or taught else "The paper's analyses, repeated"
+        command = f"python -m edge_hpcr {shlex.join(words)}"
+        page = tables.page(results, command, list(found), images, more, title)
         _write(out, page)
 
 
