@@ -1,0 +1,125 @@
+"""What a learner is made from: its configuration, its network and its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from edge_hpcr.common.errors import UserError, check_positive, one_of
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.augment import AugmentConfig
+from edge_hpcr.learner.backbones import BackboneConfig, NoBackbone, backbone_class
+from edge_hpcr.learner.codec import FLOAT, LATENT
+from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.optimise import KINDS
+from edge_hpcr.learner.precision import PRECISIONS, allow_tf32
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Everything that decides how a learner learns. The defaults are the paper's."""
+
+    height: int = 32
+    width: int = 32
+    backbone: str = "reduced_resnet18"
+    weights: str | None = None  # the file of a backbone that brings none
+    method: str = "hpcr"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    views: bool = True  # every image beside one augmented view of itself
+    stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
+    replay: int = 10  # samples from memory in a step
+    nf: int = 20
+    tau: float = 0.09
+    optimiser: str = "sgd"
+    lr: float = 0.1
+    proxy_lr: float | None = None  # None: as the rest of the network
+    imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
+    batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
+    ema_decay: float | None = 0.99
+    compute: str = "float32"  # in which the backbone computes a step; or "bfloat16", "auto": see precision.py
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("batch_norm", self.batch_norm, ("separate", "joint"))
+        one_of("optimiser", self.optimiser, KINDS)
+        one_of("precision", self.compute, PRECISIONS)
+        for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
+        for name in ("tau", "lr", "proxy_lr"):
+            if name != "proxy_lr" or self.proxy_lr is not None:
+                check_positive(name, getattr(self, name))
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
+
+    @classmethod
+    def recommended(cls, backbone: str, **changes: Any) -> LearnerConfig:
+        """The configuration that suits a backbone, with some changes; `memory` keeps what its trainable part sees."""
+        kind = backbone_class(backbone)
+        fields: dict[str, Any] = {
+            "backbone": backbone,
+            "height": kind.default_size,
+            "width": kind.default_size,
+        }
+        fields |= {**kind.recommended, **changes}
+        if "method_options" not in changes:  # those of hpcr say nothing to another method
+            own = methods.method_class(fields.get("method", cls.method)).options()
+            chosen = fields.get("method_options", {})
+            fields["method_options"] = {name: value for name, value in chosen.items() if name in own}
+        return cls(**fields)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LearnerConfig:
+        # JSON has no tuples.
+        augmented: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()
+        }
+        nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**augmented)}
+        return cls(**{**values, **nested})
+
+
+def suited_memory(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
+    """How the memory must keep images for this method."""
+    if not method.edits_images:
+        return memory
+    if memory.codec not in ("raw", FLOAT):
+        raise UserError(
+            f"codec {memory.codec}: {method.name} edits the images that it keeps, which takes 32-bit floats: choose raw"
+        )
+    return replace(memory, codec=FLOAT)
+
+
+def build_network(config: LearnerConfig, device: torch.device) -> Network:
+    """The network of a configuration before it has learned anything, with its trunk on the device."""
+    made = BackboneConfig(config.height, config.width, config.nf, config.weights, config.seed)
+    try:
+        backbone = backbone_class(config.backbone)(made)
+    except UserError as error:
+        raise NoBackbone(str(error)) from error
+    if (backbone.trunk is None) == (config.memory.codec == LATENT):
+        keeps = (
+            "images: choose raw, webp, jpeg or png" if backbone.trunk is None else f"latents: choose {LATENT}"
+        )
+        raise UserError(
+            f"codec {config.memory.codec}: with the backbone {config.backbone} the memory keeps {keeps}"
+        )
+    return Network(backbone, config.tau, methods.method_class(config.method).linear).to(device)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the best device that works here."""
+    one_of("device", name, ("auto", "cpu", "cuda", "mps"))
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, works in usable.items() if works)
+    if not usable[name]:
+        kind = "usable CUDA" if name == "cuda" else "Apple"
+        raise UserError(f"device {name}: PyTorch finds no {kind} GPU here; use --device cpu (or auto)")
+    if name == "cuda":
+        allow_tf32()
+    return torch.device(name)
