@@ -31,6 +31,7 @@ from edge_hpcr.common.files import read_regular
 from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.codec import CODECS, LATENT
+from edge_hpcr.learner.precision import PRECISIONS
 
 ACCURACY = "paper/accuracy"
 PAPER = "paper"  # for the methods of the paper's table
@@ -70,6 +71,7 @@ _SINGLE: dict[str, Callable[[str], object]] = {
     "quality": _whole_number(100),
     "backbone": backbones.backbone_class,
     "threads": _whole_number(),
+    "precision": _choice("precision", PRECISIONS),
 }
 FIELDS = (*_LISTS, *_SINGLE, "set")
 
