@@ -533,3 +533,16 @@ def test_a_sample_in_memory_is_relabelled_even_into_a_new_class_and_forgotten(sm
     assert learner.memory.at(slot).labels.tolist() == [2]
     assert learner.forget(6) and not learner.forget(6)
     assert sorted(learner.memory.ids()) == [5, 7]
+
+
+def test_an_average_that_was_given_up_does_not_answer_once_a_new_one_is_kept(
+    small_learner, digit_batches
+) -> None:
+    learner = small_learner()
+    for images, labels in digit_batches([0, 1], 3):
+        learner.observe(images, labels)
+    learner.predict(images, averaged=True)
+    learner.average_weights(None)
+    learner.average_weights(0.9)
+    live, averaged = learner.predict(images), learner.predict(images, averaged=True)
+    np.testing.assert_allclose(averaged.scores, live.scores, atol=1e-5)  # it begins at the live weights

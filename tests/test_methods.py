@@ -147,6 +147,25 @@ def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, 
 
 @pytest.mark.slow
 @every_method_with_a_loss
+@pytest.mark.parametrize("held", [1, 3, 6])
+def test_idle_time_rehearses_however_many_samples_are_held_also_after_a_restart(
+    name: str, held: int, tmp_path: Path
+) -> None:
+    learner = make_learner(name, memory=MemoryConfig(samples=20))
+    if not learner.method.uses_memory:
+        return
+    for seed in range(held):
+        observe(learner, [seed % 2], seed)
+    learner.save(tmp_path / "checkpoint")
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    for each in (learner, restored):
+        report = each.rehearse()
+        assert report is not None and np.isfinite(report.loss) and len(each.memory) == held
+    assert weights_equal(learner, restored)
+
+
+@pytest.mark.slow
+@every_method_with_a_loss
 def test_a_class_can_leave_between_two_steps(name: str) -> None:
     learner = make_learner(name)
     observe(learner, [0, 1, 2])
@@ -517,7 +536,17 @@ def test_a_checkpoint_of_an_edition_without_the_option_goes_on_as_it_was(tmp_pat
     arrays, facts = checkpoint.read(tmp_path / "old")
     del facts["method_options"]
     checkpoint.write(tmp_path / "old", arrays, facts)
-    restored = [
-        Learner.load(tmp_path / name, device="cpu")[0].method.config.distil_new for name in ("new", "old")
-    ]
-    assert restored == ["none", "none"]
+    restored = [Learner.load(tmp_path / name, device="cpu")[0] for name in ("new", "old")]
+    assert [each.method.config.distil_new for each in restored] == ["none", "none"]
+
+
+def test_a_checkpoint_keeps_options_that_were_defaults_when_it_was_written(tmp_path: Path) -> None:
+    learner = make_learner("hpcr")
+    observe(learner, [0, 1])
+    learner.save(tmp_path / "checkpoint")
+    arrays, facts = checkpoint.read(tmp_path / "checkpoint")
+    assert facts["config"]["method_options"] == {} and facts["method_options"]["cycle"] == 500
+    facts["method_options"]["cycle"] = 300  # as an edition with another default would have written it
+    checkpoint.write(tmp_path / "checkpoint", arrays, facts)
+    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+    assert restored.method.config.cycle == 300 and restored.config == learner.config

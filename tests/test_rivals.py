@@ -1,5 +1,6 @@
 """The rivals that change a loss, a gradient or the classifier: each against a slow loop written from its formula."""
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.learner import Learner
+from edge_hpcr.learner.learner import Learner, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import Batch
 from edge_hpcr.learner.methods.agem import projected
@@ -107,6 +108,23 @@ def test_a_gem_steps_by_the_projected_gradient_of_the_incoming_samples() -> None
     assert abs(along) < 1e-3 * squared
 
 
+def test_a_projection_that_is_not_finite_is_not_taken() -> None:
+    learner = rival("agem")
+    observe(learner, [0, 1, 0, 1])
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    plain = learner.method.loss
+
+    def damaged(batch: Batch) -> Tensor:
+        loss = plain(batch)
+        learner.method.reference = [torch.full_like(each, math.inf) for each in learner.method.reference]
+        return loss
+
+    learner.method.loss = damaged
+    with pytest.raises(LossNotFinite):
+        observe(learner, [0, 1], seed=3)
+    assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
+
+
 # ER-WA -------------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +142,8 @@ def test_er_wa_gives_the_new_classes_the_mean_length_of_the_old_ones_when_a_task
     assert factor < 0.9
     torch.testing.assert_close(after[2:], factor * before[2:])
     assert torch.equal(after[:2], before[:2])
+    averaged = learner.average.network.proxies.norm(dim=1)
+    torch.testing.assert_close(averaged[2:].mean(), averaged[:2].mean())
     # Its classifier is linear: lengths count.
     answers = learner.predict(pictures([0, 3])).scores
     features = learner.network.eval().features(learner.to_device(pictures([0, 3]))).detach()
@@ -173,20 +193,23 @@ def test_obc_moves_the_proxies_by_replayed_samples_alone() -> None:
     learner.add_class(2)
     before = learner.network.proxies.detach().clone()
     stem = learner.network.backbone.stem.weight.detach().clone()
-    observe(learner, [2, 2, 2], seed=5)
-    held = learner.memory.at(np.arange(4))
+    held, network = learner.memory.at(np.arange(4)), copy.deepcopy(learner.network)
     assert set(held.labels.tolist()) == {0, 1}
-    network = learner.network.eval()
+    observe(learner, [2, 2, 2], seed=5)
+    # The step's own pass has moved batch-norm's statistics when the classifier's turn comes.
+    buffers = dict(learner.network.named_buffers())
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])
     with torch.no_grad():
-        features = network.features(learner.to_device(held.inputs))
+        features = network.eval().features(learner.to_device(held.inputs))
     proxies = before.clone().requires_grad_()
     unit = torch.nn.functional.normalize
     logits = unit(features, dim=1) @ unit(proxies, dim=1).T / 0.09
     (gradient,) = torch.autograd.grad(
         torch.nn.functional.cross_entropy(logits, torch.from_numpy(held.labels)), [proxies]
     )
-    torch.testing.assert_close(network.proxies.detach(), before - 0.1 * gradient)
-    assert not torch.equal(network.backbone.stem.weight, stem)
+    torch.testing.assert_close(learner.network.proxies.detach(), before - 0.1 * gradient)
+    assert not torch.equal(learner.network.backbone.stem.weight, stem)
 
 
 # SS-IL -------------------------------------------------------------------------------------------------------------
@@ -304,6 +327,8 @@ def test_the_review_of_scr_moves_the_network_a_little_when_a_task_ends_and_needs
     assert not plain.method.needs_boundaries and reviewing.method.needs_boundaries
     for learner, moves in ((plain, False), (reviewing, True)):
         observe(learner, [0, 1, 0, 1])
+        before = learner.network.backbone.stem.weight.detach().clone()
+        observe(learner, [1, 0, 1, 0], seed=1)
         before = learner.network.backbone.stem.weight.detach().clone()
         learner.end_task()
         assert torch.equal(learner.network.backbone.stem.weight, before) != moves

@@ -6,15 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rival_parts import observe, pictures, rival
+from rival_parts import SHADES, observe, pictures, rival
 from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.config import suited_memory
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods.lookahead import after_virtual_step
 from edge_hpcr.learner.network import Network
+from export.publish.running import RunningModel
+from export.publish.snapshot import snapshot_of_learner
+from export.publish.to_onnx import export_full
 
 pytestmark = pytest.mark.computes
 
@@ -93,6 +98,32 @@ def test_gmed_moves_what_it_replays_along_the_gradient_of_the_loss_that_the_step
             edited += 1
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
     assert edited == 3
+
+
+def test_the_edits_of_gmed_stay_with_their_samples_while_others_come_and_go() -> None:
+    learner = rival(
+        "gmed", {"alpha": 0.0}, memory=MemoryConfig(samples=8)
+    )  # edits that change nothing but the place
+    for seed in range(12):
+        observe(learner, [seed % 4] * 3, seed)
+        learner.rehearse()
+        held = learner.memory.at(np.arange(len(learner.memory)))
+        shades = np.array([SHADES[label] for label in held.labels.tolist()])
+        # Each class has a colour of its own.
+        assert np.abs(held.inputs.mean((1, 2)) - shades).max() < 40
+
+
+def test_an_exported_model_of_gmed_answers_as_the_learner(tmp_path: Path) -> None:
+    learner = trained("gmed", ema_decay=None)
+    images = pictures([0, 1], seed=9)
+    model = export_full(snapshot_of_learner(learner, None), tmp_path / "model.onnx").model
+    scores = RunningModel(model.SerializeToString(), "gmed")(images).scores
+    np.testing.assert_allclose(scores, learner.predict(images).scores, atol=1e-4)
+
+
+def test_gmed_says_that_it_needs_images() -> None:
+    with pytest.raises(UserError, match="edits images, and this backbone keeps latents"):
+        suited_memory(MemoryConfig(samples=12, codec="latent"), methods.create("gmed"))
 
 
 def test_the_edited_images_of_gmed_are_floats_and_count_as_such(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_aser_fills_the_memory_and_then_replaces_held_samples_only(
     assert {row: slot for row, slot in answers[1].items() if row < 3} == {0: None, 1: None, 2: None}
     for answer in answers[2:]:
         assert None not in answer.values() and len(set(answer.values())) == len(answer)
+    assert {2, 3} & set(learner.memory.labels().tolist())  # a small memory does not freeze
 
 
 @pytest.mark.slow

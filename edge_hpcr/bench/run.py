@@ -337,7 +337,10 @@ class Run:
             "ema": metrics.summary(progress.ema_accuracy) if progress.ema_accuracy else None,
             "ema_accuracy_matrix": progress.ema_accuracy,
             "steps": learner.step,
-            "accuracy_before_learning": progress.correct_before_learning / progress.seen,
+            # Of a step's own pass, which says nothing where the proxies do not classify.
+            "accuracy_before_learning": progress.correct_before_learning / progress.seen
+            if learner.method.closed_form or type(learner.method).classifier is methods.Method.classifier
+            else None,
             "train_seconds": progress.train_seconds,
             "eval_seconds": progress.eval_seconds,
             "samples_per_second": progress.seen / progress.train_seconds,

@@ -87,6 +87,10 @@ def suited_memory(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
     """How the memory must keep images for this method."""
     if not method.edits_images:
         return memory
+    if memory.codec == LATENT:
+        raise UserError(
+            f"method {method.name} edits images, and this backbone keeps latents: choose another backbone or method"
+        )
     if memory.codec not in ("raw", FLOAT):
         raise UserError(
             f"codec {memory.codec}: {method.name} edits the images that it keeps, which takes 32-bit floats: choose raw"

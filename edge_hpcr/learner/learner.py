@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -132,13 +132,16 @@ class Learner:
         self.class_ids: list[int] = []
         self.step = 0
         self._lock = threading.RLock()
-        self._classifiers: dict[
-            bool, nn.Module
-        ] = {}  # of the live and the averaged weights, until something changes
+        # Of the live and of the averaged weights, until something changes.
+        self._classifiers: dict[bool, nn.Module] = {}
+        self.average: WeightAverage | None = None
         self.method.begin(self.view)
         self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
-        self.average = WeightAverage(self.network, config.ema_decay) if config.ema_decay is not None else None
+        if config.ema_decay is not None:
+            self.average = WeightAverage(self.network, config.ema_decay)
         self._changed()
+        if self.memory.reserved:
+            self.memory.check_holds(1)  # beside what the method keeps
 
     # Classes ------------------------------------------------------------------------------------------------------
 
@@ -361,7 +364,6 @@ class Learner:
             inputs, columns, replay = choose()
             batch = self._forward(inputs, columns, replay)
             outcome = self._read(batch, *self._backward(batch), len(inputs))
-            self.method.adjust_gradients(self.view, batch)
             offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step()
@@ -408,10 +410,19 @@ class Learner:
     @property
     def view(self) -> StepView:
         """What the method's hooks may see and touch."""
-        another_view = partial(augment, rng=self.rng, config=self.config.augment)
         return StepView(
-            self.network, HeldSamples(self.memory), self.rng, self.config.lr, self.device, another_view
+            network=self.network,
+            average=None if self.average is None else self.average.network,
+            held=HeldSamples(self.memory),
+            rng=self.rng,
+            lr=self.config.lr,
+            replay=self.config.replay,
+            device=self.device,
+            augment=self._another_view,
         )
+
+    def _another_view(self, plain: Tensor) -> Tensor:
+        return plain if self._latents else augment(plain, self.rng, self.config.augment)
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
@@ -423,10 +434,8 @@ class Learner:
 
     def _other_views(self, inputs: np.ndarray, plain: Tensor) -> Tensor:
         """An augmented view of each sample: made here of an image, drawn among those kept of latents."""
-        if not self._latents:
-            return augment(plain, self.rng, self.config.augment)
-        if self.config.stored_views == 1:
-            return plain
+        if not self._latents or self.config.stored_views == 1:
+            return self._another_view(plain)
         chosen = self.rng.integers(1, self.config.stored_views, len(inputs))
         return self.to_device(inputs[np.arange(len(inputs)), chosen])
 
@@ -466,12 +475,13 @@ class Learner:
         )
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradients of the batch's loss; returns the loss and the gradients' norm."""
+        """The gradients of the batch's loss, as the method wants them; returns the loss and the gradients' norm."""
         loss = self.method.loss(batch)
         parameters = list(self.network.parameters())
         for parameter in parameters:
             parameter.grad = None
         loss.backward()
+        self.method.adjust_gradients(self.view, batch)
         return loss.detach(), get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     @torch.no_grad()
@@ -516,6 +526,7 @@ class Learner:
         else:
             self.average.decay = decay
         self.config = replace(self.config, ema_decay=decay)
+        self._changed()
 
     @_exclusive
     def resize_memory(self, config: MemoryConfig) -> None:
@@ -600,9 +611,6 @@ class Learner:
         `weights` is where the backbone's file is now, if it has moved.
         """
         arrays, facts = checkpoint.read(Path(folder))
-        if "method_options" not in facts:  # of an edition that had fewer of them
-            then = methods.method_class(facts["config"]["method"]).options_then
-            facts["config"]["method_options"] = then(facts["config"]["method_options"])
         facts["config"]["weights"] = weights or facts["config"].get("weights")
         try:
             return cls._restored(arrays, facts, device), facts["notes"]
@@ -614,7 +622,12 @@ class Learner:
     def _restored(
         cls, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any], device: str | torch.device
     ) -> Learner:
-        learner = cls(LearnerConfig.from_dict(facts["config"]), device)
+        config = LearnerConfig.from_dict(facts["config"])
+        # All options as they were, whatever their defaults are now.
+        stored = facts.get("method_options", config.method_options)
+        options = methods.method_class(config.method).options_then(stored)
+        learner = cls(replace(config, method_options=options), device)
+        learner.config = replace(learner.config, method_options=config.method_options)
         trunk, learned = learner.network.backbone.trunk, facts.get("trunk")
         if learned and (trunk is None or trunk.sha256 != learned):
             raise NoBackbone(

@@ -198,10 +198,8 @@ class ReplayMemory:
 
     def reserve(self, size: int) -> None:
         """Leave so many bytes of the budget to the method; samples leave if they no longer fit beside them."""
-        more, self.reserved = size > self.reserved, size
-        if more:
-            self._check_holds_classes(self.config, max(1, self.num_classes), self.row_bytes())
-            self._shrink()
+        self.reserved = size
+        self._shrink()
 
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
@@ -435,7 +433,7 @@ class ReplayMemory:
         self._count = last
 
     def _shrink(self) -> None:
-        while self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
+        while self._count and self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
             self._evict()
 
     def _evict(self) -> int:

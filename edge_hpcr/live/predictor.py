@@ -65,10 +65,12 @@ class Predictor:
         """Take over the learner's weights; called by the thread that trains, between two steps."""
         average = self._learner.average
         source = average.network if self._averaged and average is not None else self._learner.network
+        # Before the lock: class means take a pass over the memory.
+        classify = self._learner.method.classifier(self._learner.view, source)
         state = {name: tensor.detach() for name, tensor in source.state_dict().items()}
         with self._lock, torch.no_grad():
             self._network.take_over(state)
-            self._classify = self._learner.method.classifier(self._learner.view, self._network)
+            self._classify = classify
             self._class_ids = tuple(self._learner.class_ids)
 
     def predict(self, inputs: np.ndarray) -> Prediction:

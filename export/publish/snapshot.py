@@ -155,7 +155,7 @@ def _memory_images(learner: Learner, shape: tuple[int, int, int]) -> np.ndarray:
             0, 256, (most, *shape), np.uint8
         )  # nothing better is at hand
     slots = np.unique(np.linspace(0, held - 1, min(most, held)).astype(np.int64))
-    return learner.memory.at(slots).inputs.copy()
+    return learner.memory.at(slots).inputs.astype(np.uint8)  # a rival edits them as floats
 
 
 def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:

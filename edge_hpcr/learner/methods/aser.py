@@ -88,11 +88,12 @@ class ASER(Method):
     def _balanced(
         self, held: HeldSamples, rng: np.random.Generator, without: np.ndarray | None = None
     ) -> np.ndarray:
-        """Slots of up to `per_class` samples of each class."""
+        """Slots of up to `per_class` samples of each class, at most half of the memory: others must be left to compare."""
         labels, free = held.labels(), np.ones(len(held), bool)
         free[[] if without is None else without] = False
         own = [np.flatnonzero(free & (labels == column)) for column in np.unique(labels)]
-        drawn = [rng.choice(each, min(self.config.per_class, len(each)), replace=False) for each in own]
+        most = min(self.config.per_class, max(1, len(held) // (2 * len(own))))
+        drawn = [rng.choice(each, min(most, len(each)), replace=False) for each in own]
         return np.concatenate(drawn)
 
     @staticmethod

@@ -93,11 +93,13 @@ class StepView:
     """
 
     network: Network
+    average: Network | None  # of the weights so far, if the learner keeps one
     held: HeldSamples
     rng: np.random.Generator  # the learner's own: a restored learner draws the same numbers
-    lr: float
+    lr: float  # of SGD: what a method tries out by itself is a step of SGD, whatever the optimiser
+    replay: int  # samples from memory in a step
     device: torch.device
-    augment: Callable[[Tensor], Tensor]  # another view of each image, as in a step
+    augment: Callable[[Tensor], Tensor]  # another view of each image, as in a step; latents stay as they are
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; images NHWC of 0 to 255 on the host as float NCHW (channels_last) of 0 to 1 on the device."""
@@ -202,7 +204,7 @@ class Method:
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         """After backward, before the weights and the memory change.
 
-        A-GEM projects here; GMED edits the samples that were replayed, whose slots are still valid.
+        A-GEM projects here, OBC gives the classifier a gradient of its own. The step may still be refused.
         """
 
     def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:

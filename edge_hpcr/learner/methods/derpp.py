@@ -45,10 +45,12 @@ class DERpp(Method):
         logits, labels, records = batch.logits[batch.replayed], batch.labels[batch.replayed], batch.records
         if len(logits) == 0:
             return loss
-        # Samples, then their views; in each, the first draw and then the second.
-        first, second = torch.arange(len(logits), device=logits.device).reshape(batch.views, 2, -1).unbind(1)
+        # Samples, then their views; in each, the first draw and then the second. A rehearsal's draws may be uneven.
+        row = torch.arange(len(logits), device=logits.device) % (len(logits) // batch.views)
+        first = 2 * row < len(logits) // batch.views
         known = losses.known_classes(records.known, batch.num_classes)
-        squared = torch.where(known, logits - records.logits, 0.0).square()
-        distilled, replayed = squared[first.flatten()].mean(), second.flatten()
-        labelled = F.cross_entropy(logits[replayed], labels[replayed])
+        squared = torch.where(known, logits - records.logits, 0.0).square().mean(1)
+        distilled = (squared * first).sum() / first.sum()
+        labelled = F.cross_entropy(logits, labels, reduction="none") * ~first
+        labelled = labelled.sum() / (~first).sum().clamp_min(1)
         return loss + self.config.alpha * distilled + self.config.beta * labelled

@@ -86,8 +86,7 @@ class ERDVC(Method):
             return drawn
 
         def own_loss(network: Network, plain: Tensor, labels: Tensor) -> Tensor:
-            other = plain if network.backbone.trunk is not None else view.augment(plain)
-            features = network.features(torch.cat([plain, other]))
+            features = network.features(torch.cat([plain, view.augment(plain)]))
             return self._of_views(network, features[: len(plain)], features[len(plain) :], labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)

@@ -23,11 +23,12 @@ class ERWA(ER):
 
     @torch.no_grad()
     def end_task(self, view: StepView) -> None:
-        proxies, old = view.network.proxies, int(self.old)
-        if 0 < old < len(proxies):
-            lengths = proxies.norm(dim=1)
-            proxies[old:] *= lengths[:old].mean() / lengths[old:].mean()
-        self.old.fill_(len(proxies))
+        old = int(self.old)
+        for network in (view.network, view.average):
+            if network is not None and 0 < old < network.num_classes:
+                lengths = network.proxies.norm(dim=1)
+                network.proxies[old:] *= lengths[:old].mean() / lengths[old:].mean()
+        self.old.fill_(view.network.num_classes)
 
     def drop_class(self, column: int) -> None:
         self.old -= int(column < int(self.old))

@@ -35,9 +35,10 @@ class GMED(ER):
     source = "Jin et al., NeurIPS 2021 (arXiv 2006.15294); the authors' program was read; rates for CIFAR are remembered"
     Config = Config
     edits_images = True
+    edited: Replay | None = None  # what this step replays; a rehearsal edits nothing
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        drawn = view.held.sample(size)
+        self.edited, drawn = None, view.held.sample(size)
         later, now = after_virtual_step(view, inputs, columns), view.network.eval()
         labels = torch.from_numpy(drawn.labels).to(view.device)
         with torch.enable_grad():
@@ -53,8 +54,11 @@ class GMED(ER):
         self.edited = replace(drawn, inputs=edited.permute(0, 2, 3, 1).mul(255).cpu().numpy())
         return self.edited
 
-    def adjust_gradients(self, view: StepView, batch: Batch) -> None:
-        """Keep the edited images, now that the step is sure to be taken; their slots are still valid."""
-        if batch.incoming_rows < len(batch.labels):
-            for slot, image in zip(self.edited.slots.tolist(), self.edited.inputs, strict=True):
-                view.held.replace_input(slot, image)
+    def after_step(self, view: StepView, batch: Batch) -> None:
+        """Keep the edited images, now that the step was taken, of samples that are still held."""
+        if self.edited is not None:
+            slot_of = {sample: slot for slot, sample in enumerate(view.held.ids().tolist())}
+            for sample, image in zip(self.edited.ids.tolist(), self.edited.inputs, strict=True):
+                if sample in slot_of:
+                    view.held.replace_input(slot_of[sample], image)
+        self.edited = None

@@ -1,7 +1,7 @@
 """OBC (Chrysakis and Moens 2023): the network learns as in ER, but its classifier from replayed samples alone.
 
-The step's change of the proxies is dropped; a fresh draw from memory, with features as they are used for predictions,
-gives them one step of their own. The mechanism is remembered: of the publication only the abstract was read.
+The step's gradient of the proxies is dropped; that of a fresh draw from memory takes its place, with features as they are
+used for predictions. The mechanism is remembered: of the publication only the abstract was read.
 """
 
 import torch
@@ -17,18 +17,10 @@ class OBC(ER):
     source = "Chrysakis and Moens, ICLR 2023, abstract only; no program; the mechanism is remembered"
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
-        self.size = len(batch.labels) // batch.views - batch.incoming_rows // batch.views
-        if self.size:  # while nothing is replayed, only the incoming samples can teach the classifier
-            view.network.proxies.grad = None
-
-    def after_step(self, view: StepView, batch: Batch) -> None:
-        if not self.size:
-            return
-        drawn, network = view.held.sample(self.size), view.network.eval()
+        if batch.incoming_rows == len(batch.labels):
+            return  # while nothing is replayed, only the incoming samples can teach the classifier
+        drawn, network = view.held.sample(view.replay), view.network.eval()
         with torch.no_grad():
             features = network.features(view.plain(drawn.inputs))
-        with torch.enable_grad():
-            loss = F.cross_entropy(network.logits(features), torch.from_numpy(drawn.labels).to(view.device))
-            (gradient,) = torch.autograd.grad(loss, [network.proxies])
-        with torch.no_grad():
-            network.proxies.sub_(view.lr * gradient)
+        loss = F.cross_entropy(network.logits(features), torch.from_numpy(drawn.labels).to(view.device))
+        (network.proxies.grad,) = torch.autograd.grad(loss, [network.proxies])

@@ -29,7 +29,7 @@ class OCM(KeepsPrevious):
     Config = Config
     source = (
         "Guo et al., ICML 2022; the program gydpku/OCM was read, whose distillation of logits the paper does not name; "
-        "here the previous network's batch-norm statistics are fixed, and the learner's replay size and augmentation hold"
+        "here the previous network's batch-norm statistics are fixed, one augmented view is rotated 16 times where it makes one of each rotation, and the learner's replay size and augmentation hold"
     )
 
     def begin(self, view: StepView) -> None:

@@ -67,7 +67,7 @@ class OnPro(Method):
         self.tasks_ended += 1
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        drawn = view.held.sample(size)
+        self._pairs, drawn = None, view.held.sample(size)
         number = len(drawn.slots) - int(len(drawn.slots) * (1 - self.config.alpha))
         if self.tasks_ended:
             self._pairs = mixed_pairs(view, self.prototypes.cpu(), number, self.config.mix)

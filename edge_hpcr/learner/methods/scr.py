@@ -20,7 +20,6 @@ from edge_hpcr.learner.network import Classifier, Network
 
 PROJECTION = 128
 AT_ONCE = 256  # samples in a pass for the means
-REVIEWED = 10  # samples in a step of the review
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ class SCR(Method):
         return losses.supervised_contrastive(projected, labels, self.config.temperature)
 
     def end_task(self, view: StepView) -> None:
-        """The review: one pass over the memory."""
+        """The review: one pass over the memory, in whole batches of the replay's size."""
         order = view.rng.permutation(len(view.held)) if self.config.review else np.empty(0, np.int64)
-        ends = [*range(0, len(order) - 1, REVIEWED), len(order)]
+        ends = range(0, len(order) + 1, max(2, view.replay))
         parameters: list[Tensor] = [p for name, p in view.network.named_parameters() if name != "proxies"]
         for start, end in pairwise(ends):
             held, network = view.held.at(order[start:end]), view.network.train()
