@@ -116,20 +116,23 @@ def test_weights_statistics_proxies_losses_and_records_stay_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fast", "expected"),
+    ("name", "fast", "shown", "expected"),
     [
-        ("auto", True, "bfloat16"),
-        ("auto", False, "float32"),
-        ("float32", True, "float32"),
-        ("bfloat16", False, "bfloat16"),  # emulated, as asked for
+        ("auto", True, True, "bfloat16"),
+        ("auto", True, False, "float32"),
+        ("auto", False, True, "float32"),
+        ("float32", True, True, "float32"),
+        ("bfloat16", False, False, "bfloat16"),  # emulated, as asked for
     ],
 )
-def test_auto_is_bfloat16_where_the_hardware_has_it(name: str, fast: bool, expected: str) -> None:
-    assert resolve_precision(name, CPU, lambda device: fast) == expected
+def test_auto_is_bfloat16_where_the_hardware_has_it_and_results_show_it_to_be_as_accurate(
+    name: str, fast: bool, shown: bool, expected: str
+) -> None:
+    assert resolve_precision(name, CPU, lambda device: fast, shown) == expected
 
 
 def test_a_learner_knows_what_auto_came_to() -> None:
-    expected = "bfloat16" if has_fast_bfloat16(CPU) else "float32"
+    expected = resolve_precision("auto", CPU)
     assert Learner(replace(SMALL, compute="auto"), CPU).config.compute == expected
 
 
@@ -192,7 +195,7 @@ def test_a_run_in_bfloat16_has_a_name_of_its_own_and_auto_is_resolved_before_it_
     (without,) = bench.configure(DIGITS)
     assert names["float32"] == without.name
     assert "-bfloat16-" in names["bfloat16"]
-    assert names["auto"] == names["bfloat16" if has_fast_bfloat16(CPU) else "float32"]
+    assert names["auto"] == names[resolve_precision("auto", CPU)]
 
 
 def test_a_result_in_bfloat16_says_so_and_still_compares_with_the_paper(tmp_path: Path) -> None:

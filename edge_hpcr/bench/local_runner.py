@@ -131,6 +131,8 @@ def _work(
 ) -> None:
     if quiet:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-    code, cause = outcome(lambda: finished_result(run, out) or Run(run, out, root).run(position))
+    code, cause = outcome(
+        lambda: finished_result(run, out) or Run(run, out, root).run(position, skip_done=True)
+    )
     report.send(cause)
     sys.exit(code)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from edge_hpcr.bench.presets import OCM_SETTING
 from edge_hpcr.bench.report import NOTHING, Estimate, Group, markdown
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner import methods
@@ -36,7 +35,7 @@ def verdict(ours: Estimate, papers: Estimate, known: str = "") -> str:
 
 
 def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> str:
-    """`groups` are finished runs of `bench`, `cost` is what `bench analyse cost` measured."""
+    """`groups` are finished runs of `bench`, `cost` is a result of `bench analyse cost`."""
     kinds = [methods.method_class(name) for name in methods.names()]
     comparable = [one for one in groups if one.paper("A_T").mean is not None]
     parts = [
@@ -50,8 +49,11 @@ def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> 
         ),
         "## On a part of the data",
         "Runs with `limit` see so many images of each task. They compare with one another, not with the paper.",
-        markdown(["method", "dataset", "memory", "n", "A_T"], _limited_rows(groups)),
+        markdown(["method", "dataset", "memory", "n", "A_T"], _plain_rows(groups, _is_limited)),
+        "## All data, other settings",
+        markdown(["method", "dataset", "memory", "n", "A_T"], _plain_rows(groups, _is_variant)),
         "## What they keep and cost",
+        _measured_where(cost),
         _cost_table(kinds, cost),
         "## Where they come from",
         "\n".join(f"- `{kind.name}`: {kind.source}." for kind in kinds),
@@ -64,11 +66,10 @@ def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[
     rows = []
     for one in own:
         ours, papers = one.estimate("A_T"), one.paper("A_T")
-        setting = " (OCM setting)" if OCM_SETTING.items() <= one.deviations.items() else ""
         known = verdict(ours, papers, kind.known_difference)
         rows.append(
             [
-                f"{kind.name}{setting}",
+                _title(one),
                 one.dataset,
                 one.memory,
                 str(len(one.results)),
@@ -80,16 +81,39 @@ def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[
     return rows or [[kind.name, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "runs"]]
 
 
-def _limited_rows(groups: Sequence[Group]) -> list[list[str]]:
-    """Runs on a part of the data, of methods whose full run takes too long here, beside others on the same part."""
-    limits = {
-        one.conditions for one in groups if "limit" in one.deviations and "validation" not in one.deviations
-    }
-    chosen = [one for one in groups if one.conditions in limits]
+def _title(one: Group) -> str:
+    """With every setting but those that decide the cost alone."""
+    settings = {key: value for key, value in one.deviations.items() if key not in ("device", "threads")}
+    notes = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return f"{one.method} ({notes})" if notes else one.method
+
+
+def _is_limited(one: Group) -> bool:
+    """Of a part of the data: what takes too long here, beside others on the same part."""
+    return "limit" in one.deviations and "validation" not in one.deviations
+
+
+def _is_variant(one: Group) -> bool:
+    return not one.conditions and one.paper("A_T").mean is None
+
+
+def _plain_rows(groups: Sequence[Group], wanted: Callable[[Group], bool]) -> list[list[str]]:
     return [
-        [one.title, one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
-        for one in chosen
+        [_title(one), one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
+        for one in groups
+        if wanted(one)
     ]
+
+
+def _measured_where(cost: dict[str, Any] | None) -> str:
+    if cost is None:
+        return "Nothing was measured yet: `bench analyse cost` does."
+    settings = cost["settings"]
+    options = "".join(f", {key} {value}" for key, value in settings["learner"].items())
+    return (
+        f"Operations, times and models measured on {settings['dataset']}{options}, by `bench analyse cost`; data on Split "
+        f"CIFAR10 with the paper's network."
+    )
 
 
 def _cost_table(kinds: Sequence[type[Method]], cost: dict[str, Any] | None) -> str:
@@ -104,7 +128,7 @@ def _cost_table(kinds: Sequence[type[Method]], cost: dict[str, Any] | None) -> s
         "model",
         "of its own",
     ]
-    return markdown(head, [_cost_row(kind, cost or {}) for kind in kinds])
+    return markdown(head, [_cost_row(kind, cost["measured"] if cost else {}) for kind in kinds])
 
 
 def _cost_row(kind: type[Method], cost: dict[str, Any]) -> list[str]:
@@ -112,7 +136,7 @@ def _cost_row(kind: type[Method], cost: dict[str, Any]) -> list[str]:
 
     method = kind()
     row = [kind.name, _kept(method), "needs them" if method.needs_boundaries else "not needed"]
-    measured, reference = cost.get(kind.name), cost.get(REFERENCE)
+    measured, reference = (cost.get("methods", {}).get(name) for name in (kind.name, REFERENCE))
     printed = paper_costs().get(("computation", kind.name, ""))
     papers = f"{printed[0]:g}" if printed else NOTHING
     if measured is None or reference is None:
@@ -121,7 +145,8 @@ def _cost_row(kind: type[Method], cost: dict[str, Any]) -> list[str]:
     own = format_bytes(model["method"]) if model["method"] else NOTHING
     whole = sum(model.values()) / sum(reference["model"].values())
     relative = [f"{measured[key] / reference[key]:.2f}" for key in ("gflop", "ms")]
-    data = f"{measured['stores']['numbers']:.2f}" if measured["stores"] else NOTHING
+    stored = cost["data"].get(kind.name, {}).get("cifar10", {"numbers": 1.0})
+    data = f"{stored['numbers']:.2f}" if method.uses_memory else NOTHING
     return [*row, *relative, papers, data, f"{whole:.2f}", own]
 
 

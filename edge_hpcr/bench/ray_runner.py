@@ -22,7 +22,7 @@ from typing import Any
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import ray_worker
-from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, Ended
+from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, INTERRUPTED, Ended
 from edge_hpcr.bench.ray_worker import Place, difference, facts
 from edge_hpcr.bench.run import RunConfig, being_run, finished_result
 from edge_hpcr.common.errors import UserError
@@ -31,7 +31,7 @@ from edge_hpcr.learner import checkpoint
 
 LOCAL = "local"
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 10.0  # for Ray to say that it is Ray
+ANSWER_SECONDS = 60.0  # for Ray to be imported on a busy machine, and to say that it is Ray
 ASK_SECONDS = 120.0  # for a node to import PyTorch and answer
 STOP_SECONDS = 60.0  # for runs to save themselves
 MOST_LOSSES = 10  # of one run: more is no bad luck
@@ -106,6 +106,14 @@ class RayRunner:
         return len(self._flying) < self.at_a_time
 
     def start(self, run: RunConfig) -> None:
+        """Hand a run to the cluster; what is wrong with its files here ends this run and no other."""
+        try:
+            self._start(run)
+        except (OSError, UserError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._refused.append(Ended(run, FAILED, reason))
+
+    def _start(self, run: RunConfig) -> None:
         if self._place.shared is None and run.name not in self._locks and not self._hold(run):
             return
         saved = None
@@ -154,19 +162,27 @@ class RayRunner:
         try:
             code, cause, begun_at = self._ray.get(ref)
         except lost as error:
-            if finished_result(run, self._out) is not None:
-                return Ended(run, DONE)  # it was the last that its machine did
-            self._losses[run.name] += 1
-            if self._losses[run.name] > MOST_LOSSES:
-                return Ended(run, FAILED, f"lost {MOST_LOSSES + 1} times, last by {type(error).__name__}")
-            self._say(f"{run.name}: its node or process died; it starts again where it was saved last")
-            self.start(run)
-            return None
+            return self._again(run, type(error).__name__)
         except exceptions.RayError as error:
             return Ended(run, FAILED, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
+        if (
+            code == INTERRUPTED
+        ):  # not by this sweep, which looks at no run that it stops: its node was told to go
+            return self._again(run, "a request to stop")
         if begun_at and not cause:
             self._say(f"{run.name}: continued at step {begun_at}")
         return Ended(run, code, cause)
+
+    def _again(self, run: RunConfig, reason: str) -> Ended | None:
+        """Start a run again that lost its node, unless it is done or has been lost too often."""
+        if finished_result(run, self._out) is not None:
+            return Ended(run, DONE)  # it was the last that its machine did
+        self._losses[run.name] += 1
+        if self._losses[run.name] > MOST_LOSSES:
+            return Ended(run, FAILED, f"lost {MOST_LOSSES + 1} times, last by {reason}")
+        self._say(f"{run.name}: its node or process died; it starts again where it was saved last")
+        self.start(run)
+        return None
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -30,7 +30,7 @@ from edge_hpcr.common.files import Locked, sha256, write_atomically
 from edge_hpcr.learner import checkpoint
 
 REPORT_SECONDS = 1.0
-LOCK_SECONDS = 60.0  # that a run waits for its predecessor, whose machine is believed dead, to let it go
+LOCK_SECONDS = 180.0  # that a run waits, longer than the lease of a network file system, for its predecessor, whose machine is believed dead, to let it go
 SENDS = (
     "edge_hpcr",
     "source",
@@ -202,7 +202,7 @@ def _make_in(folder: Path, run: RunConfig, place: Place, collector: Any) -> int:
         one = Run(run, folder, place.data_root())
         reporter = _Reporter(one, collector, sends=False)
         try:
-            one.run(on_step=reporter)
+            one.run(on_step=reporter, skip_done=True)
         except Locked:
             if time.monotonic() > deadline:
                 raise

@@ -176,12 +176,19 @@ class Run:
     def steps_in_all(self) -> int:
         return sum(-(-len(task.train) // self.samples_per_step) for task in self.stream.tasks)
 
-    def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
-        """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
+    def run(
+        self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None, skip_done: bool = False
+    ) -> dict[str, Any]:
+        """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop.
+
+        With `skip_done`, a result that another process has written meanwhile is returned as it is.
+        """
         lock = self.folder / f"{self.config.name}.lock"
         with locked(lock, being_run(self.config), remove=True):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
+            if skip_done and (done := finished_result(self.config, self.folder)) is not None:
+                return done
             self._continue_if_begun()
             try:
                 self._train(bar_position, on_step)
@@ -373,7 +380,8 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
     wanted = plain(asdict(config))
     kind = methods.method_class(config.learner.method)
     options = methods.create(kind.name, config.learner.method_options).config_dict()
-    stored = kind.options_then(result["config"].get("method_options", {}))
+    # `bench teach` stores what was asked for, not what it came to.
+    stored = kind.options_then(result["config"].get("method_options", options))
     same = {key: config_there.get(key) for key in wanted} == wanted
     if not same or any(options[key] != stored[key] for key in options.keys() & stored.keys()):
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from edge_hpcr.bench import metrics
 from edge_hpcr.bench.local_runner import DONE, HELD, INTERRUPTED, Ended
 from edge_hpcr.bench.run import RunConfig, finished_result
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 
 REFRESH_SECONDS = 1.0
@@ -131,7 +132,11 @@ class Sweep:
             row.state = ELSEWHERE if ended.code == HELD else FAILED
 
     def _look_for_result(self, row: Row) -> None:
-        result = finished_result(row.run, self._out)
+        try:
+            result = finished_result(row.run, self._out)
+        except UserError as error:  # a file of other settings: this run fails, the others go on
+            row.state, row.cause = FAILED, str(error)
+            return
         if result is not None:
             row.state, row.share, row.accuracy, row.seconds_left = ENDED, 1.0, result["A_T"], None
             row.seconds = result["train_seconds"] + result["eval_seconds"]

@@ -127,7 +127,9 @@ def bench(
     device: Device = "auto",
     precision: Annotated[
         str,
-        Option(help="of a training step: float32, bfloat16, or auto: bfloat16 where the hardware has it"),
+        Option(
+            help="of a training step: float32, bfloat16, or auto: bfloat16 where it is fast and as accurate"
+        ),
     ] = LearnerConfig.compute,
     root: DatasetRoot = None,
     out: ResultFolder = Path("runs"),

@@ -55,7 +55,8 @@ def report(
     print("\n\n".join(filter(None, sections)))
     if methods:
         words = ["report", *map(str, folders), "--methods", str(methods)]
-        cost = next((each["measured"]["methods"] for each in analysed if each["analysis"] == "cost"), None)
+        costs = [each for each in analysed if each["analysis"] == "cost"]
+        cost = max(costs, key=lambda each: each["version"] == "paper", default=None)
         _write(
             methods,
             methods_page.page(tables.group(results), cost, f"python -m edge_hpcr {shlex.join(words)}"),
