@@ -32,7 +32,7 @@ from edge_hpcr.learner import checkpoint
 LOCAL = "local"
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0  # for Ray to be imported on a busy machine, and to say that it is Ray
-ASK_SECONDS = 120.0  # for a node to import PyTorch and answer
+ASK_SECONDS = 300.0  # for a node to import PyTorch and answer
 STOP_SECONDS = 60.0  # for runs to save themselves
 MOST_LOSSES = 10  # of one run: more is no bad luck
 

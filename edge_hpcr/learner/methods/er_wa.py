@@ -15,6 +15,7 @@ class ERWA(ER):
     name = "er_wa"
     order = 119
     source = "Zhao et al., CVPR 2020 (arXiv 1911.07053); no program; how the tables combine it with ER is remembered"
+    known_difference = "how the tables combine weight aligning with ER is remembered"
     linear = True
     needs_boundaries = True
 

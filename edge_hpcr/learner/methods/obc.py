@@ -15,6 +15,7 @@ class OBC(ER):
     name = "obc"
     order = 132
     source = "Chrysakis and Moens, ICLR 2023, abstract only; no program; the mechanism is remembered"
+    known_difference = "the mechanism is remembered"
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         if batch.incoming_rows == len(batch.labels):
