@@ -30,14 +30,8 @@ from edge_hpcr.common.files import Locked, sha256, write_atomically
 from edge_hpcr.learner import checkpoint
 
 REPORT_SECONDS = 1.0
-LOCK_SECONDS = 180.0  # that a run waits, longer than the lease of a network file system, for its predecessor, whose machine is believed dead, to let it go
-SENDS = (
-    "edge_hpcr",
-    "source",
-    "python",
-    "torch",
-    "numpy",
-)  # what must be equal, in the order in which it is said
+# That a run waits for its dead predecessor's lock: longer than the lease of a network file system.
+LOCK_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
