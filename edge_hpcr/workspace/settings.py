@@ -122,6 +122,9 @@ class Settings(BaseModel):
         0.02, "held-out accuracy that a model may lose against the last and still be published", 0, 1
     )
     publish_keep: int = _setting(10, "published versions kept", 1, 1000)
+    publish_key: str = _setting(
+        "", "the file with the private key that signs what is published; empty: nothing is signed"
+    )
 
     def __init__(self, **values: Any) -> None:
         try:
