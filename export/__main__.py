@@ -49,7 +49,11 @@ LONGEST_WAIT = 366 * 86_400.0  # seconds
 W = Annotated[Path, Option(metavar="W", help="the learner's folder")]
 Sign = Annotated[
     Path | None,
-    Option("--sign", metavar="FILE", help="sign with this private key, now and from now on (the setting publish_key)"),
+    Option(
+        "--sign",
+        metavar="FILE",
+        help="sign with this private key, now and from now on (the setting publish_key)",
+    ),
 ]
 AsJson = Annotated[bool, Option("--json", help="print JSON instead of text")]
 
@@ -266,7 +270,9 @@ def _say_current(manifest: Manifest, as_json: bool) -> None:
 
 @commands.command(short_help="make the keys that sign versions")
 def keygen(
-    private: Annotated[Path, Option(metavar="FILE", help="for the trainer; keep it secret, and a copy of it")],
+    private: Annotated[
+        Path, Option(metavar="FILE", help="for the trainer; keep it secret, and a copy of it")
+    ],
     public: Annotated[Path, Option(metavar="FILE", help="for the devices (`--public-key FILE`)")],
 ) -> None:
     """Make a pair of keys (Ed25519): devices that are given the public one take nothing that is not signed."""

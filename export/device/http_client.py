@@ -98,7 +98,11 @@ class Server:
     """A folder of files at an http:// or https:// address; no proxy is asked."""
 
     def __init__(
-        self, url: str, token: str | None = None, timeout: float = 10.0, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = 10.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._place = _place(_checked(url))
         self._token = token
@@ -122,7 +126,9 @@ class Server:
         sent = self._sent(headers)
         for _ in range(MOST_REDIRECTS + 1):
             parts = urlsplit(url)
-            with contextlib.closing(Reply(f"{self.url}/{name}", self._connection(url), most_seconds)) as reply:
+            with contextlib.closing(
+                Reply(f"{self.url}/{name}", self._connection(url), most_seconds)
+            ) as reply:
                 reply.ask(parts.path + (f"?{parts.query}" if parts.query else ""), sent)
                 self._check_allowed(reply)
                 if reply.status not in _REDIRECTS:

@@ -110,7 +110,9 @@ class LocalModels(ModelSource):
     def _single(self, path: Path) -> Offer:
         if path.is_file():
             if self._trust is not None:
-                raise BadModel(f"{path}: a model file alone is not signed; name its version's folder, or exports")
+                raise BadModel(
+                    f"{path}: a model file alone is not signed; name its version's folder, or exports"
+                )
             return Offer(path.name, f"{path}:{_state(path)}", path, None)
         manifest = files.read_manifest(path)
         if self._trust is not None:

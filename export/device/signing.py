@@ -57,7 +57,9 @@ class PublicKey:
 
         data = read_regular(path, LARGEST_KEY, refuse)
         if b"PRIVATE" in data:
-            raise refuse("it is a private key, which belongs on no device; `export keygen` made a public one too")
+            raise refuse(
+                "it is a private key, which belongs on no device; `export keygen` made a public one too"
+            )
         try:
             key = load_pem_public_key(data)
         except ValueError:
@@ -115,7 +117,9 @@ class Trust:
 
     def took(self, version: int, latest: Latest | None) -> None:
         """Remember what is in use now; `Unavailable` if that cannot be written."""
-        serial = latest.signature.serial if latest is not None and latest.signature is not None else self.serial
+        serial = (
+            latest.signature.serial if latest is not None and latest.signature is not None else self.serial
+        )
         if (serial, version) == (self.serial, self.version):
             return
         self.serial, self.version = serial, version
@@ -141,4 +145,3 @@ class Trust:
         raise UserError(
             f"{self._path} is damaged, which says what this device ran last: remove it to accept any signed version"
         )
-

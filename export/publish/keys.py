@@ -39,7 +39,9 @@ def make_keys(private: Path, public: Path) -> None:
                 file.write(data)
             flush_to_disk(path)
         except FileExistsError:
-            raise UserError(f"{path} is there already, and keys are not overwritten: name another file") from None
+            raise UserError(
+                f"{path} is there already, and keys are not overwritten: name another file"
+            ) from None
         except OSError as error:
             raise UserError(f"cannot write the key {path}: {reason_of(error)}") from None
 
@@ -48,7 +50,9 @@ def _refuse_in_exports(path: Path) -> None:
     """A private key in an exports folder would be given to whoever asks a file server for it."""
     for folder in path.resolve().parents:
         if (folder / LATEST).exists() or (folder.name == "exports" and Layout(folder.parent).is_workspace()):
-            raise UserError(f"{path}: {folder} holds published models, which are given out: keep the private key elsewhere")
+            raise UserError(
+                f"{path}: {folder} holds published models, which are given out: keep the private key elsewhere"
+            )
 
 
 class PrivateKey:
@@ -72,7 +76,9 @@ class PrivateKey:
 
     def sign_folder(self, folder: Path) -> None:
         """Put the signature beside the manifest of a version."""
-        write_atomically(folder / SIGNATURE, self._sign(manifest_message((folder / MANIFEST).read_bytes())) + "\n")
+        write_atomically(
+            folder / SIGNATURE, self._sign(manifest_message((folder / MANIFEST).read_bytes())) + "\n"
+        )
 
     def signature_of(self, latest: Latest, manifest: bytes, serial: int, allows_older: bool) -> Signature:
         return Signature(

@@ -30,7 +30,6 @@ from export.device.manifest import (
     read_manifest,
     read_model_file,
 )
-
 from export.publish.keys import PrivateKey, key_of
 
 HISTORY, LOCK = "history.json", "lock"
@@ -233,7 +232,9 @@ def sign_versions(exports: Path) -> int:
     """Sign every kept version and the current one with the workspace's key; how many there are."""
     key = key_of(exports)
     if key is None:
-        raise UserError("there is no key to sign with: name one with --sign FILE (`python -m export keygen` makes one)")
+        raise UserError(
+            "there is no key to sign with: name one with --sign FILE (`python -m export keygen` makes one)"
+        )
     with changing(exports):
         folders = [folder for folder in _folders(exports) if (folder / MANIFEST).exists()]
         for folder in folders:
