@@ -140,7 +140,7 @@ class DeviceServer(LimitedServer):
 class _Handler(LimitedHandler):
     server: DeviceServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         self.server.note(self.connection, None)
         if self.path == "/healthz":
             self._healthz()
@@ -153,9 +153,9 @@ class _Handler(LimitedHandler):
             }
             pages.get(self.path, self._nothing)()
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.server.note(self.connection, None)
         if not self._may_ask():
             return
