@@ -25,6 +25,8 @@ from export.device.runtime import main, tell
 from export.publish.serve import make_server
 
 ROOT = Path(__file__).parent.parent
+# Named, so that no test leaves a name in the cache of whoever runs it.
+USUAL = ("--cpu", "--threads", "1", "--device-id", "test")
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def add(folder: Path, file: str, name: str) -> None:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "export.runtime", "--cpu", "--threads", "1", *map(str, arguments)]
+    return [sys.executable, "-m", "export.runtime", *USUAL, *map(str, arguments)]
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -137,7 +139,7 @@ def test_wrong_input_ends_with_2_and_a_line(
 ):
     places = {"IMAGES": str(images), "EXPORTS": str(exports)}
     try:
-        code = main(["--cpu", "--threads", "1", *(places.get(each, each) for each in arguments)])
+        code = main([*USUAL, *(places.get(each, each) for each in arguments)])
     except SystemExit as end:
         code = end.code
     said = capsys.readouterr()
@@ -246,8 +248,8 @@ def test_without_a_home_only_models_of_a_server_need_a_cache(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", homeless)
-    assert main(["--cpu", "--threads", "1", "--models", str(exports), "--source", str(images)]) == 0
-    assert main(["--models", "http://127.0.0.1:9", "--source", str(images)]) == 2
+    assert main([*USUAL, "--models", str(exports), "--source", str(images)]) == 0
+    assert main([*USUAL, "--models", "http://127.0.0.1:9", "--source", str(images)]) == 2
     assert "--cache DIR" in capsys.readouterr().err
 
 
@@ -262,7 +264,7 @@ def test_a_frame_that_fails_is_told_again_after_one_that_did_not(tmp_path: Path,
         add(tmp_path / "images", f"{place}.png", name)
     model_case(nan_when_black)(tmp_path / "exports")
     places = ["--models", str(tmp_path / "exports"), "--source", str(tmp_path / "images")]
-    assert main(["--cpu", "--threads", "1", *places]) == 0
+    assert main([*USUAL, *places]) == 0
     said = capsys.readouterr()
     assert [json.loads(line)["frame"] for line in said.out.splitlines()] == [3]
     assert said.err.count("not a number") == 2

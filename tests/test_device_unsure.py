@@ -102,11 +102,12 @@ def test_frames_wait_on_the_disk_while_the_trainer_is_away_and_none_is_lost_or_s
     until(lambda: health.unsure_waiting == wanted and health.problem)
     assert len([line for line in said if "cannot be reached" in line]) == 1, "told once"
     frames.close()
-    # The device starts again, and the trainer is still away; then it comes back, and loses its answer once.
+    # The device starts again, and the trainer is still away; then it comes back.
     again = Health("cam-1", said.append)
     frames = UnsureFrames(f"http://127.0.0.1:{port}", TOKEN, tmp_path, MANY, again)
     assert again.unsure_waiting == wanted
     more = taken(frames, 3, start=100)
+    until(lambda: again.problem)
     with trainer(port=port) as server:
         until(lambda: again.unsure_sent == wanted + more)
         frames.close()

@@ -142,7 +142,7 @@ class Server:
     ) -> tuple[int, str | None]:
         """Status and Retry-After; the token is not sent to where a redirect leads, so none is followed."""
         url = f"{self.url}/{name}"
-        with contextlib.closing(Reply(url, self._connection(url), most_seconds)) as reply:
+        with contextlib.closing(Reply(self.url, self._connection(url), most_seconds)) as reply:
             reply.ask(urlsplit(url).path, self._sent(headers), body)
             self._check_allowed(reply)
             return reply.status, reply.header("Retry-After")

@@ -168,7 +168,6 @@ def discovery(topic: str, device: str) -> tuple[str, dict[str, Any]]:
     facts = {
         "name": "Answer",
         "unique_id": f"{unique}_answer",
-        "object_id": f"{unique}_answer",
         "state_topic": f"{own}/answer",
         "value_template": "{{ value_json.answer.name if value_json.answer else 'unknown' }}",
         "json_attributes_topic": f"{own}/answer",

@@ -191,7 +191,10 @@ def models(options: argparse.Namespace, device: str, token: str | None) -> Model
             raise UserError(
                 "--public-key: there is no home folder to remember versions in: name one with --cache DIR"
             )
-        trust = Trust(PublicKey(options.public_key), options.cache, options.models)
+        # However it is spelled, it is one place.
+        local = "://" not in options.models
+        place = str(Path(options.models).resolve()) if local else options.models.rstrip("/")
+        trust = Trust(PublicKey(options.public_key), options.cache, place)
     if "://" not in options.models:
         return LocalModels(Path(options.models), trust)
     if options.cache is None:

@@ -72,6 +72,7 @@ class UnsureFrames:
         self._stop = threading.Event()
         self._bytes = 0
         self._next = 1
+        self._done: set[str] = set()  # sent, and still on a disk that lets nothing be removed
         self._look()
         for work, name in ((self._store_all, "storing"), (self._send_all, "sending")):
             threading.Thread(target=work, name=f"{name} unsure frames", daemon=True).start()
@@ -89,7 +90,8 @@ class UnsureFrames:
 
     def _files(self) -> list[Path]:
         """The stored frames, the oldest first: by their number, as a clock may be wrong."""
-        return sorted(path for path in self._folder.iterdir() if _FILE.fullmatch(path.name))
+        names = (path for path in self._folder.iterdir() if _FILE.fullmatch(path.name))
+        return sorted(path for path in names if path.name not in self._done)
 
     def offer(self, frame: Frame, result: Result) -> bool:
         """Take the frame if it is worth a label and no look-alike was taken; never waits."""
@@ -216,11 +218,15 @@ class UnsureFrames:
         return LONG_WAIT if status in why else 0.0
 
     def _forget(self, path: Path) -> None:
-        with contextlib.suppress(OSError), self._changed:
-            size = path.stat().st_size
-            path.unlink()
-            self._bytes -= size
+        with self._changed:
             self._health.unsure_waiting -= 1
+            try:
+                size = path.stat().st_size
+                path.unlink()
+            except OSError:
+                self._done.add(path.name)
+            else:
+                self._bytes -= size
 
 
 def encoded(image: np.ndarray) -> bytes:
