@@ -268,6 +268,8 @@ class _Handler(LimitedHandler):
             self.send_header("Cache-Control", "no-store")
             self.send_header("Connection", "close")
             self.end_headers()
+            if self.command == "HEAD":
+                return
             for picture in self.server.pictures():
                 data = as_jpeg(picture)
                 head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
