@@ -45,6 +45,8 @@ class Batch:
     records: Records
     step: int
     tau: float
+    # Logits that the averaged weights give these inputs, without a gradient; None if the learner keeps no average.
+    teach: Callable[[Tensor], Tensor] | None = None
 
     @property
     def num_classes(self) -> int:
