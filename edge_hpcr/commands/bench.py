@@ -91,7 +91,10 @@ def bench(
     ] = None,
     stream: Annotated[
         str,
-        Option(help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced"),
+        Option(
+            help="split: task by task; longtail: the same, with up to 100 times as many images of one class as of another; "
+            "blurry: no tasks, classes overlap, come back and are imbalanced"
+        ),
     ] = "split",
     limit: Annotated[
         int | None, Option(min=1, metavar="N", help="train on at most N images per task")

@@ -220,7 +220,7 @@ class ReplayMemory:
         if ids is None:
             ids = np.arange(self._next_id, self._next_id + count)
         ids = whole_numbers(ids, count, "ids")
-        logits = self._check_numbers(logits, (count, *self._logits.shape), "logits", self._logits.precision)
+        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits", self._logits.precision)
         features = self._check_numbers(
             features, (count, self.feature_size), "features", self._features.precision
         )
