@@ -7,6 +7,7 @@ memory holds edited floats, four bytes a number, and 12 bytes for the number of 
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class GMED(ER):
     order = 112
     source = "Jin et al., NeurIPS 2021 (arXiv 2006.15294); the authors' program was read; rates chosen here"
     Config = Config
-    earlier = {"decay": 0.0}
+    earlier: ClassVar = {"decay": 0.0}
     edits_images = True
     edited: Replay | None = None  # what this step replays; a rehearsal edits nothing
 
