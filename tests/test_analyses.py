@@ -279,6 +279,39 @@ def test_the_gradients_of_similarities_are_those_of_the_papers_equation(a_run):
     assert watcher.sizes.tolist() == pytest.approx(size, rel=1e-3, abs=1e-4)
 
 
+def gradients(similarities: list[float], sizes: list[float]) -> list[dict]:
+    """What was seen in one run of three old classes and a new one."""
+    new = [False] * 3 + [True]
+    return [
+        {
+            "new": new,
+            "similarities": similarities,
+            "sizes": sizes,
+            "lengths": sizes,
+            "accuracy": 0.5,
+        }
+    ]
+
+
+def test_gradients_are_judged_by_their_signed_sums_as_the_paper_prints_them_and_by_their_sizes():
+    measured = {
+        "without HT": gradients([1.0, 1.0, 1.0, -3.0], [2.0, 2.0, 2.0, 6.0]),
+        "with HT": gradients([-1.0, 1.0, 1.0, -1.0], [3.0, 3.0, 3.0, 9.0]),
+    }
+    found = analyses.analysis("proxy-gradients").finding({"measured": measured})
+    signed, sizes = found.split("; ")
+    assert "+1.0 and -1.0 with HT, to +3.0 and -3.0 without: the paper's direction" in signed
+    assert "9.0 and 9.0 with HT, to 6.0 and 6.0 without: not the paper's direction" in sizes
+    kinds = {
+        "SCD": gradients([-1.0, 0.0, 0.0, 1.0], [5.0] * 4),
+        "PCD": gradients([-2.0, 1.0, 0.0, 1.0], [4.0] * 4),
+    }
+    found = analyses.analysis("distillation-gradients").finding({"measured": kinds})
+    signed, sizes = found.split("; ")
+    assert "2.0 with SCD alone and to 4.0 with PCD alone: the paper's direction" in signed
+    assert "20.0 with SCD alone and to 16.0 with PCD alone: not the paper's direction" in sizes
+
+
 @pytest.mark.slow
 def test_old_and_new_proxies_get_opposite_gradients_of_pcr(results):
     for seen in results["proxy-gradients"]["measured"].values():
