@@ -20,11 +20,12 @@ from edge_hpcr.bench.analyses.gradients import ProxyGradients
 from edge_hpcr.bench.analyses.knowledge import novel_and_historical
 from edge_hpcr.bench.analyses.runs import Runs
 from edge_hpcr.bench.analyses.temperature import static_options
-from edge_hpcr.bench.run import Run, make_config
+from edge_hpcr.bench.run import Interrupted, Run, make_config
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import Locked, locked
+from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner import losses as learner_losses
-from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods.contract import StepView
@@ -197,6 +198,19 @@ def test_a_measurement_that_a_crash_cut_short_is_made_again(tmp_path):
     (path, *_) = sorted(tmp_path.glob("*.proxy-gradients"))
     path.write_text(path.read_text()[:20])
     assert one.measure(settings, runs) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_another_process_has_begun_stays_when_a_watched_run_is_refused(tmp_path, fresh):
+    runs, settings = Runs(tmp_path, device="cpu", fresh=fresh), tiny("proxy-gradients")
+    config = runs.config(settings, "pcr", 0)
+    with pytest.raises(Interrupted):
+        Run(config, tmp_path).run(on_step=lambda run: setattr(run, "stop_requested", True))
+    with locked(tmp_path / f"{config.name}.lock", "held"), pytest.raises(Locked, match="another process"):
+        runs.watched(config, settings, "seen", ProxyGradients)
+    assert checkpoint.exists(tmp_path / f"{config.name}.checkpoint")
+    assert len(runs.watched(config, settings, "seen", ProxyGradients)["sizes"]) == 10
 
 
 # The command

@@ -215,6 +215,30 @@ def test_done_runs_are_skipped_and_begun_ones_continue_to_the_same_numbers(tmp_p
 
 
 @pytest.mark.slow
+def test_a_sweep_can_begin_anew_but_not_under_another_process(tmp_path, write, capsys):
+    out = tmp_path / "runs"
+    path = write(QUICK + "methods: er\nbuffers: 30\nseeds: 2\n")
+    done, begun = read(path, configure, [])
+    Run(done, out).run()
+    with pytest.raises(Interrupted):
+        Run(begun, out).run(on_step=lambda run: setattr(run, "stop_requested", run.learner.step == 5))
+    at_first = (out / f"{done.name}.json").stat().st_mtime_ns
+    sweep = ["sweep", str(path), "--out", str(out), "--fresh"]
+    capsys.readouterr()
+    assert main([*sweep, "--dry-run"]) == 2
+    with locked(out / f"{begun.name}.lock", "held"):
+        assert main(sweep) == 2
+    refused = capsys.readouterr().err.splitlines()
+    assert ["leave one of them out" in refused[0], "another process" in refused[1]] == [True, True]
+    assert len(refused) == 2 and checkpoint.exists(out / f"{begun.name}.checkpoint")
+    assert main(sweep) == 0
+    assert "already" not in capsys.readouterr().err
+    assert (out / f"{done.name}.json").stat().st_mtime_ns != at_first
+    steps = [json.loads((out / f"{run.name}.json").read_text())["steps"] for run in (done, begun)]
+    assert steps == [10, 10]
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_or_is_held_by_another_process_stops_no_other(tmp_path, write, capsys):
     out = tmp_path / "runs"
     path = write(QUICK + "methods: er\nbuffers: [3, 30, 50]\nseeds: 1\n")

@@ -24,9 +24,9 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import ray_worker
 from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, INTERRUPTED, Ended
 from edge_hpcr.bench.ray_worker import Place, difference, facts
-from edge_hpcr.bench.run import RunConfig, being_run, finished_result
+from edge_hpcr.bench.run import RunConfig, finished_result, locked_run
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import Locked, locked, reason_of
+from edge_hpcr.common.files import Locked, reason_of
 from edge_hpcr.learner import checkpoint
 
 LOCAL = "local"
@@ -127,7 +127,7 @@ class RayRunner:
         """Lock a run here if its machine cannot, because it writes elsewhere; False if another process has it."""
         held = ExitStack()
         try:
-            held.enter_context(locked(self._out / f"{run.name}.lock", being_run(run), remove=True))
+            held.enter_context(locked_run(run, self._out))
         except Locked as error:
             self._refused.append(Ended(run, HELD, str(error)))
             return False
