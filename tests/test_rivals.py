@@ -159,7 +159,7 @@ def test_er_wa_answers_with_new_classes_as_long_as_the_old_ones_and_learns_as_er
     learner = two_tasks_of_er_wa()
     weights = learner.network.proxies.detach().clone()
     expected = aligned_by_a_loop(weights, old=2)
-    learner._changed()
+    learner.changed()
     assert_it_answers_by(learner, expected)  # also in the middle of a task
     learner.end_task()
     assert torch.equal(learner.network.proxies, weights)
@@ -195,11 +195,11 @@ def test_er_wa_still_knows_after_a_checkpoint_and_a_dropped_class_which_classes_
     learner.drop_class(0)
     learner.save(tmp_path / "checkpoint")
     restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
-    assert restored.method.old.tolist() == learner.method.old.tolist() == [1, 1]
+    assert (restored.method.ended, restored.method.before) == (1, 1)
     assert_it_answers_by(restored, aligned_by_a_loop(learner.network.proxies.detach(), old=1))
     # The first checkpoints had one number.
     restored.method.load_state({"old": torch.tensor(1)})
-    assert restored.method.old.tolist() == [1, 1]
+    assert (restored.method.ended, restored.method.before) == (1, 1)
 
 
 # UER ---------------------------------------------------------------------------------------------------------------

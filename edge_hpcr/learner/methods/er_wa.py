@@ -41,21 +41,23 @@ class ERWA(ER):
     Config = Config
     earlier: ClassVar = {"align": "weights", "clip": False}
 
+    ended = before = (
+        0  # how many classes belong to tasks that have ended, and to those before the newest task
+    )
+
     def begin(self, view: StepView) -> None:
         self.network = view.network
-        # How many classes belong to tasks that have ended, and to those before the newest task.
-        self.old = torch.zeros(2, dtype=torch.int64, device=view.device)
 
     def add_class(self) -> None:
-        if self.network.num_classes - 1 == int(self.old[0]):  # the first of a task
-            self.old[1] = self.old[0]
+        if self.network.num_classes - 1 == self.ended:  # the first of a task
+            self.before = self.ended
 
     @torch.no_grad()
     def end_task(self, view: StepView) -> None:
         for network in (view.network, view.average):
             if network is not None and self.config.align == "weights":
                 network.proxies.copy_(self.aligned(network))
-        self.old[0] = view.network.num_classes
+        self.ended = view.network.num_classes
 
     @torch.no_grad()
     def after_step(self, view: StepView, batch: Batch) -> None:
@@ -63,7 +65,7 @@ class ERWA(ER):
             view.network.proxies.clamp_(min=0)
 
     def aligned(self, network: Network) -> Tensor:
-        old, weights = int(self.old[1]), network.proxies.detach().clone()
+        old, weights = self.before, network.proxies.detach().clone()
         if 0 < old < len(weights):
             lengths = weights.norm(dim=1)
             weights[old:] *= lengths[:old].mean() / lengths[old:].mean()
@@ -75,10 +77,11 @@ class ERWA(ER):
         return Classifier(nn.Identity(), self.aligned(network))
 
     def drop_class(self, column: int) -> None:
-        self.old -= (column < self.old).long()
+        self.ended -= int(column < self.ended)
+        self.before -= int(column < self.before)
 
     def state(self) -> dict[str, Tensor]:
-        return {"old": self.old}
+        return {"old": torch.tensor([self.ended, self.before])}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.old = state["old"].expand(2).clone()  # the first checkpoints have one number
+        self.ended, self.before = state["old"].expand(2).tolist()  # the first checkpoints have one number

@@ -34,21 +34,24 @@ class OBC(ER):
     Config = Config
     earlier: ClassVar = {"surrogate": False}
 
+    surrogate: ClassRows | None = None
+
     def begin(self, view: StepView) -> None:
         self.network = view.network
         if self.config.surrogate:
-            self.network.extra["surrogate"] = ClassRows(view.network.feature_size, view.device)
+            self.surrogate = ClassRows(view.network.feature_size, view.device)
+            self.network.extra["surrogate"] = self.surrogate
 
     @torch.no_grad()
     def add_class(self) -> None:
         """The surrogate's row starts where the proxy does: an angle to zero has no meaning."""
-        if self.config.surrogate:
-            self.network.extra["surrogate"].weight[-1] = self.network.proxies[-1]
+        if self.surrogate is not None:
+            self.surrogate.weight[-1] = self.network.proxies[-1]
 
     def loss(self, batch: Batch) -> Tensor:
-        if not self.config.surrogate:
+        if self.surrogate is None:
             return super().loss(batch)
-        rows = F.normalize(self.network.extra["surrogate"].weight, dim=1)
+        rows = F.normalize(self.surrogate.weight, dim=1)
         logits = F.normalize(batch.features, dim=1) @ rows.T / batch.tau
         return losses.replay_cross_entropy(logits, batch.labels)
 
@@ -56,8 +59,8 @@ class OBC(ER):
         network = view.network
         if batch.incoming_rows == len(batch.labels):
             # While nothing is replayed, only the incoming samples can teach the classifier.
-            if self.config.surrogate:
-                network.proxies.grad = network.extra["surrogate"].weight.grad.clone()
+            if self.surrogate is not None and self.surrogate.weight.grad is not None:
+                network.proxies.grad = self.surrogate.weight.grad.clone()
             return
         drawn = view.held.sample(view.replay)
         network.eval()
