@@ -45,6 +45,7 @@ class Batch:
     records: Records
     step: int
     tau: float
+    ids: np.ndarray  # of the incoming samples, as the memory would store them
 
     @property
     def num_classes(self) -> int:
