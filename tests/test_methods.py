@@ -395,6 +395,7 @@ def make_batch(distinct_samples: int = 20, known: tuple[int, ...] = (2, 2, 2, 3)
         records=Records(3 * normal(4, 3), normal(4, 5), torch.tensor(known)),
         step=step,
         tau=0.09,
+        ids=np.arange(3),
     )
 
 

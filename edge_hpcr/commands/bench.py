@@ -13,10 +13,19 @@ from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
-from edge_hpcr.bench.local_runner import DONE, HELD, INTERRUPTED, WRONG_INPUT, LocalRunner, run_here
+from edge_hpcr.bench.local_runner import (
+    DONE,
+    HELD,
+    INTERRUPTED,
+    WRONG_INPUT,
+    LocalRunner,
+    outcome,
+)
 from edge_hpcr.bench.run import (
+    Run,
     RunConfig,
     finished_result,
+    forget,
     interrupt,
     make_config,
     on_stop_signal,
@@ -30,6 +39,7 @@ from edge_hpcr.commands.cli import (
     ResultFolder,
     Threads,
     at_most_one,
+    continues,
     examples,
     make_writable,
     new_commands,
@@ -37,7 +47,7 @@ from edge_hpcr.commands.cli import (
 )
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
-from edge_hpcr.learner import backbones, checkpoint, methods
+from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
 from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
@@ -146,10 +156,8 @@ def bench(
     runs = _configure(SimpleNamespace(**context.params))
     make_writable(out)
     data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
-    for run in runs:
-        if fresh:
-            (out / f"{run.name}.json").unlink(missing_ok=True)
-            checkpoint.remove(out / f"{run.name}.checkpoint")
+    for run in runs if fresh else []:
+        forget(run, out)
     waiting = [run for run in runs if finished_result(run, out) is None]
     for run in runs:
         if run not in waiting:
@@ -164,7 +172,7 @@ def bench(
         return 2
     if code != DONE:
         how = "stopped and saved" if code == INTERRUPTED else "a run died"
-        print(f"{how}; the same command continues", file=sys.stderr)
+        print(f"{how}; {continues(fresh)}", file=sys.stderr)
         return 1
     results = [result for run in runs if (result := finished_result(run, out)) is not None]
     print(report.table(results))
@@ -288,7 +296,13 @@ def _check_types(options: dict[str, Any], config: type) -> None:
 def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:
     """DONE, or the code of the first run that did not come to its end."""
     if len(runs) <= 1 or jobs == 1:
-        return next((code for run in runs if (code := run_here(run, out, root)) != DONE), DONE)
+        for run in runs:
+            code, cause = outcome(Run(run, out, root).run)
+            if cause:
+                print(f"edge_hpcr: {cause}", file=sys.stderr)
+            if code != DONE:
+                return code
+        return DONE
     waiting, failed = list(runs), DONE
     try:
         with LocalRunner(out, root, jobs) as runner:
@@ -297,7 +311,7 @@ def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> 
                     runner.start(waiting.pop(0))
                 for ended in runner.wait():
                     failed = failed or ended.code
-                    if ended.code in (WRONG_INPUT, HELD):
+                    if ended.cause:
                         print(f"edge_hpcr: {ended.cause}", file=sys.stderr)
     except KeyboardInterrupt:
         return INTERRUPTED

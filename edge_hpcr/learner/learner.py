@@ -361,9 +361,9 @@ class Learner:
         begun = time.perf_counter()
         with self._undone_on_error():
             inputs, columns, replay = choose()
-            batch = self._forward(inputs, columns, replay)
+            batch = self._forward(inputs, columns, replay, ids)
             outcome = self._read(batch, *self._backward(batch), len(inputs))
-            offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
+            offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step(self._rate())
         if self.average is not None:
@@ -444,7 +444,9 @@ class Learner:
         chosen = self.rng.integers(1, self.config.stored_views, len(inputs))
         return self.to_device(inputs[np.arange(len(inputs)), chosen])
 
-    def _forward(self, inputs: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
+    def _forward(
+        self, inputs: np.ndarray, columns: np.ndarray, replay: Replay, ids: np.ndarray | None
+    ) -> Batch:
         """The incoming and the replayed group through the network, each followed by its augmented views."""
         views = 2 if self.config.views else 1
         every = np.concatenate([inputs, replay.inputs])
@@ -477,6 +479,7 @@ class Learner:
             records=Records(repeated(replay.logits), repeated(replay.features), repeated(replay.known)),
             step=self.step,
             tau=self.config.tau,
+            ids=self.memory.new_ids(len(columns)) if ids is None else ids,
             teach=None if self.average is None else partial(self._teach, self.average.network),
         )
 
@@ -514,12 +517,7 @@ class Learner:
         return _Outcome(float(loss_there), int(correct_there), *rows)
 
     def _offer(
-        self,
-        inputs: np.ndarray,
-        columns: np.ndarray,
-        batch: Batch,
-        outcome: _Outcome,
-        ids: np.ndarray | None,
+        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, outcome: _Outcome
     ) -> Offer | None:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
@@ -527,7 +525,7 @@ class Learner:
         logits = outcome.logits if self.method.stores_logits else None
         features = outcome.features if self.method.stores_features else None
         slots = self.method.choose_slots(self.view, batch)
-        return self.memory.offer(inputs, columns, logits, features, ids, slots)
+        return self.memory.offer(inputs, columns, logits, features, batch.ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:

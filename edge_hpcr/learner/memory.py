@@ -194,6 +194,10 @@ class ReplayMemory:
         """Record for a class that came after the samples how far their features point in its direction."""
         self._logits.set_column(column, self._features.values(self._count) @ direction)
 
+    def new_ids(self, count: int) -> np.ndarray:
+        """What so many samples would be called that come without ids of their own."""
+        return np.arange(self._next_id, self._next_id + count)
+
     def update(self, *batch: Any, **options: Any) -> None:
         """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
         self.admit(self.offer(*batch, **options))
@@ -217,9 +221,7 @@ class ReplayMemory:
         labels = whole_numbers(labels, count, "labels")
         if labels.max() >= self.num_classes:
             raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
-        if ids is None:
-            ids = np.arange(self._next_id, self._next_id + count)
-        ids = whole_numbers(ids, count, "ids")
+        ids = whole_numbers(self.new_ids(count) if ids is None else ids, count, "ids")
         logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits", self._logits.precision)
         features = self._check_numbers(
             features, (count, self.feature_size), "features", self._features.precision
