@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -335,12 +335,11 @@ class Learner:
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        held = len(self.memory)
-        if not held:
+        if not len(self.memory):
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
-            slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+            slots = self.memory.choose(2 * max(1, self.config.replay))
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
@@ -366,7 +365,7 @@ class Learner:
             outcome = self._read(batch, *self._backward(batch), len(inputs))
             offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
-        self.optimiser.step()
+        self.optimiser.step(self._rate())
         if self.average is not None:
             self.average.update(self.network, self.step)
         if remember:
@@ -379,6 +378,11 @@ class Learner:
         seconds = time.perf_counter() - begun
         return StepReport(self.step - 1, outcome.loss, outcome.correct, len(replay.ids), seconds)
 
+    def _rate(self) -> float:
+        """The learning rate's share that is left: it falls with the root of the steps, as nobody knows how many will come."""
+        decay = self.config.lr_decay
+        return 1.0 if decay is None else (1 + self.step / decay) ** -0.5
+
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:
         """Let the backbone's statistics follow what is seen; proxies move with the features."""
@@ -389,14 +393,15 @@ class Learner:
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
-        random_state = self.rng.bit_generator.state
+        """Leave draws, batch-norm statistics and gradients as they were when the step cannot be taken."""
+        random_state, drawn = self.rng.bit_generator.state, self.memory.drawn()
         buffers = list(self.network.buffers())
         before = torch._foreach_clone(buffers) if buffers else []
         try:
             yield
         except BaseException:
             self.rng.bit_generator.state = random_state
+            self.memory.undraw(drawn)
             for buffer, good in zip(buffers, before, strict=True):
                 buffer.copy_(good)
             self.network.zero_grad(set_to_none=True)
@@ -475,7 +480,15 @@ class Learner:
             step=self.step,
             tau=self.config.tau,
             ids=self.memory.new_ids(len(columns)) if ids is None else ids,
+            teach=None if self.average is None else partial(self._teach, self.average.network),
         )
+
+    @torch.no_grad()
+    def _teach(self, average: Network, inputs: Tensor) -> Tensor:
+        """What the averaged weights say of inputs, with their own batch-norm statistics."""
+        with computing_in(self.config.compute, self.device):
+            features = average.features(inputs).float()
+        return average.logits(features)
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The gradients of the batch's loss, as the method wants them; returns the loss and the gradients' norm."""
