@@ -267,12 +267,13 @@ def stage_version(
     exports, named = _exports(workspace), check_devices(devices)
     if version is None:
         settings = Settings.load(Layout(workspace).settings)
-        policy = Policy(most_drop=settings.publish_most_drop, keep=settings.publish_keep)
         variants = ["int8"] if settings.publish_int8 else []
         try:
-            _publish_once(workspace, exports, policy, variants, as_json, by_hand=True, devices=named)
+            _publish_once(workspace, exports, Policy.of(settings), variants, as_json, True, named)
         except Refused as error:
             raise Failed(f"not published: {error}") from None
+        if not as_json:
+            print(f"on trial on {', '.join(named)}: `release` gives it to all, `rollback` takes it back")
         return
     manifest = stage(exports, version, named)
     if as_json:
@@ -304,11 +305,21 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = server.DEFAULT_PORT,
     token: Annotated[
         Path | None,
-        Option(metavar="FILE", help="only for who sends this bearer token", show_default=f"${VARIABLE}"),
+        Option(
+            metavar="FILE",
+            help="only for who sends one of its bearer tokens, a line each; or `device: token`",
+            show_default=f"${VARIABLE}",
+        ),
     ] = None,
+    with_parent: Annotated[
+        bool, Option("--with-parent", hidden=True, help="end when standard input ends")
+    ] = False,
 ) -> None:
-    """Give published models to devices over HTTP, read-only, for `python -m export.runtime --models URL`."""
-    server.serve(workspace, host, port, token)
+    """Give published models to devices over HTTP, for `python -m export.runtime --models URL`.
+
+    Devices report what they run (`python -m edge_hpcr devices W`), and may send back frames that are worth a label.
+    """
+    server.serve(workspace, host, port, token, with_parent)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -211,7 +211,9 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             _check_format(db, path)
             yield db
     except sqlite3.DatabaseError as error:
-        raise UserError(f"{path} cannot be read ({error}): the next report of a device makes it anew") from error
+        raise UserError(
+            f"{path} cannot be read ({error}): the next report of a device makes it anew"
+        ) from error
 
 
 def devices(path: Path) -> list[Device]:

@@ -72,7 +72,9 @@ def publish(
     if not snapshot.classes:
         raise UserError("nothing to publish: no class has been learned yet; label some images first")
     if devices and not (exports / LATEST).exists():
-        raise UserError("no version is published yet: publish one for all devices before one for some of them")
+        raise UserError(
+            "no version is published yet: publish one for all devices before one for some of them"
+        )
     begun = time.monotonic()
     with changing(exports):
         if not by_hand:

@@ -49,19 +49,29 @@ def _hashed(token: str) -> bytes:
 class Tokens:
     """The tokens that are valid now."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, owners: Owners, path: Path | None = None) -> None:
+        self._owners = owners
         self._path = path
+        self._state = self._look()
         self._lock = threading.Lock()
-        self._state: tuple[int, ...] | None = None
-        self._owners: Owners = {}
-        if path is not None:
-            self._state = self._look()
-            self._owners = self._read(path)
-            if not self._owners:
-                raise UserError(f"{path}: there is not a token in it; {HOW_TO_MAKE}")
-        elif (token := read_token(None)) is not None:
-            self._owners = {_hashed(token): None}
-        self.are_wanted = bool(self._owners)  # whether anybody is asked for one
+        self.are_wanted = bool(owners)  # whether anybody is asked for one
+
+    @classmethod
+    def read(cls, path: Path | None) -> Tokens:
+        """Those of the file, else the one in EDGE_HPCR_TOKEN, else none."""
+        if path is None:
+            return cls.only(read_token(None))
+        tokens = cls({}, path)  # which looks at the file before it is read: a change in between is noticed
+        tokens._owners = _read(path)
+        tokens.are_wanted = bool(tokens._owners)
+        if not tokens.are_wanted:
+            raise UserError(f"{path}: there is not a token in it; {HOW_TO_MAKE}")
+        return tokens
+
+    @classmethod
+    def only(cls, token: str | None) -> Tokens:
+        """One token for everybody, or none at all."""
+        return cls({} if token is None else {_hashed(token): None})
 
     def owner(self, token: str) -> tuple[bool, str | None]:
         """Whether the token is valid, and the one device that may use it, if it is for one."""
@@ -75,29 +85,30 @@ class Tokens:
         with self._lock:
             self._state = state
             try:
-                self._owners = self._read(self._path)
+                self._owners = _read(self._path)
             except UserError as error:
                 self._owners = {}
                 print(f"export: nobody is let in: {error}", file=sys.stderr, flush=True)
 
     def _look(self) -> tuple[int, ...] | None:
-        assert self._path is not None
         try:
-            state = self._path.stat()
+            state = self._path.stat() if self._path else None
         except OSError:
+            state = None
+        if state is None:
             return None
         return (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
 
-    @staticmethod
-    def _read(path: Path) -> Owners:
-        def refuse(reason: str) -> UserError:
-            return UserError(f"cannot read the token file {path}: {reason}")
 
-        try:
-            # A link is followed: secrets are often mounted as one.
-            return parse_tokens(read_regular(path, LARGEST_FILE, refuse).decode(), str(path))
-        except UnicodeDecodeError as error:
-            raise refuse(str(error)) from None
+def _read(path: Path) -> Owners:
+    def refuse(reason: str) -> UserError:
+        return UserError(f"cannot read the token file {path}: {reason}")
+
+    try:
+        # A link is followed: secrets are often mounted as one.
+        return parse_tokens(read_regular(path, LARGEST_FILE, refuse).decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise refuse(str(error)) from None
 
 
 NEEDED = f"give a token (--token FILE or {VARIABLE})"
