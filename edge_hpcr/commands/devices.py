@@ -61,7 +61,7 @@ def cells(device: Device, now: float) -> dict[str, str]:
         "Version": "none" if device.version is None else f"v{device.version}",
         "For": format_duration(max(0.0, now - device.since)),
         "Frames": f"{device.frames:,}",
-        "Unknown": "–" if share is None else f"{share:.1%}",
+        "Unknown": "" if share is None else f"{share:.1%}",
         "Frames waiting": f"{device.unsure_waiting:,}{dropped}",
         "Last sign of life": f"{seen}, silent" if device.is_silent(now) else seen,
         "Problem": device.problem or "",
