@@ -208,9 +208,7 @@ def test_a_reason_that_is_none_is_refused(server):
     assert send_frame(server, "cam-1", "1", picture(), Reason="bored")[0].status == 400
 
 
-@pytest.mark.parametrize(
-    "path", ["/devices/a b/report", "/devices/a/frames/", "/devices/a/frames/b/c", "/"]
-)
+@pytest.mark.parametrize("path", ["/devices/a b/report", "/devices/a/frames/", "/devices/a/frames/b/c", "/"])
 def test_other_places_take_nothing(server, path: str):
     with socket.create_connection(("127.0.0.1", server.server_address[1]), 10) as raw:
         raw.sendall(
@@ -339,7 +337,10 @@ def test_a_file_of_tokens_says_which_line_is_wrong():
     assert parse_tokens(f"{TOKEN}\n", "f") == parse_tokens(f"  {TOKEN}  \r\n# x\n", "f")
     assert list(parse_tokens(f"a.b-c_1: {TOKEN}", "f").values()) == ["a.b-c_1"]
     assert list(parse_tokens("with:colon-and-long-enough", "f").values()) == [None]
-    for text, complaint in ((f"\na/b: {TOKEN}", "line 2: before the colon"), ("a: short", "line 1: a token has")):
+    for text, complaint in (
+        (f"\na/b: {TOKEN}", "line 2: before the colon"),
+        ("a: short", "line 1: a token has"),
+    ):
         with pytest.raises(UserError, match=complaint):
             parse_tokens(text, "f")
 

@@ -90,7 +90,8 @@ def test_names_of_devices_are_checked(text: str):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "version": "x"}', '{"format": 1, "version": 3}']
+    "content",
+    ["", "[]", "{}", '{"format": 9}', '{"format": 1, "version": "x"}', '{"format": 1, "version": 3}'],
 )
 def test_a_damaged_file_stages_nothing(exports: Path, content: str):
     stage(exports, 3, ["cam-1"])

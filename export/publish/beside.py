@@ -141,13 +141,13 @@ class ServerProcess:
         # The same packages as here, however they were found.
         root = os.fspath(Path(export.__file__).parents[1])
         places = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        process = subprocess.Popen(
+        with subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": places},
             start_new_session=True,  # Ctrl-C is for the learner, which ends the server last
-        )
-        self._process = process
-        if self._stopping.is_set() and process.stdin is not None:
-            process.stdin.close()
-        return process.wait()
+        ) as process:
+            self._process = process
+            if self._stopping.is_set() and process.stdin is not None:
+                process.stdin.close()
+            return process.wait()

@@ -19,6 +19,7 @@ from export.publish.snapshot import snapshot_of
 LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # how often the learner's step is looked at
+REPLAY_SECONDS = 60.0  # between two versions, at least, while the learner only replays what it knows
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,18 @@ class Publisher:
         steps = self._live.learner.step - self._tried_step
         if self._every_steps is not None and steps >= self._every_steps:
             return True
+        if self._every_seconds is None:
+            return False
         seconds = time.monotonic() - self._tried_at
-        return (
-            self._every_seconds is not None and seconds >= self._every_seconds and not self._only_rehearses()
+        return seconds >= (
+            max(self._every_seconds, REPLAY_SECONDS) if self._only_replays() else self._every_seconds
         )
 
-    def _only_rehearses(self) -> bool:
+    def _only_replays(self) -> bool:
         """Whether nothing was taught since the last attempt and replay still goes on.
 
-        A label is published at once, and then what replay makes of it: once, and not a version every few seconds, which
-        would push out the kept ones that somebody may want to go back to.
+        A label is published at once, and then what replay makes of it: not a version every few seconds, which would push
+        out the kept ones that somebody may want to go back to.
         """
         return self._live.phase == "rehearsing" and self._live.follower.applied == self._tried_event
 
