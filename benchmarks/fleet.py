@@ -27,8 +27,9 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from benchmarks import simulated_devices as devices
-from benchmarks.runner import QUICK_HELP, ROOT, Facts, run_parts
+from benchmarks.runner import QUICK_HELP, ROOT, Facts, described, run_parts, table
 from edge_hpcr.commands import cli
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.stream import open_stream
 from edge_hpcr.workspace.folder import Workspace
 
@@ -36,6 +37,7 @@ DEVICES, P95_MS, MOST_SLOWDOWN, LABEL_SECONDS = 200, 100.0, 0.10, 15.0
 TOKEN = "a-token-for-the-benchmark"
 PATIENCE = 600.0
 FRAME_SENDERS = 8
+MARKS = ("<!-- measured -->", "<!-- /measured -->")
 
 commands = cli.new_commands()
 
@@ -44,11 +46,57 @@ commands = cli.new_commands()
 def fleet(
     part: Annotated[str, Argument(help="polls, frames, label or all")] = "all",
     out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/fleet.json"),
+    page: Annotated[
+        Path | None, Option(metavar="FILE", help="a page in which to put the figures, between its two marks")
+    ] = None,
     quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
 ) -> int:
     """200 devices that ask a trainer which learns, frames that they send back, and the way of a label to a device."""
     parts = {"polls": measure_polls, "frames": measure_frames, "label": measure_label}
-    return run_parts(part, {name: partial(measure, quick=quick) for name, measure in parts.items()}, out)
+    code = run_parts(part, {name: partial(measure, quick=quick) for name, measure in parts.items()}, out)
+    if page is not None:
+        before, _, rest = page.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        write_atomically(
+            page, f"{before}{MARKS[0]}\n{figures(json.loads(out.read_text()))}\n{MARKS[1]}{after}"
+        )
+    return code
+
+
+def figures(kept: dict[str, Any]) -> str:
+    """What was measured, as a table with the bars, and under which circumstances."""
+    rows, machine = [], {}
+    if polls := kept.get("polls"):
+        machine, answer, many = polls, polls["answer_ms"], polls["download"]
+        asked = f"{polls['devices']} devices that ask every second, while it learns"
+        rows += [
+            [
+                f"{asked}: an answer, p95 of {polls['requests']:,}",
+                f"{answer['p95']:.1f} ms",
+                f"< {P95_MS:.0f} ms",
+            ],
+            [
+                f"the same: learning slower by (median of {polls['rounds']} rounds of {polls['seconds']:.0f} s)",
+                f"{polls['slowdown']:.1%}",
+                f"<= {MOST_SLOWDOWN:.0%}",
+            ],
+            [
+                f"a version of {many['bytes'] / 1e6:.1f} MB, fetched by {many['devices']} devices at once",
+                f"{many['seconds']:.1f} s",
+                "",
+            ],
+        ]
+    if frames := kept.get("frames"):
+        machine = machine or frames
+        what = f"frames of 640x480 taken in a second, without the limits (n = {frames['frames']})"
+        rows.append([what, f"{frames['frames_per_second']:.1f}", ""])
+    if label := kept.get("label"):
+        machine = machine or label
+        what = (
+            f"from the label command to a device's new answer, slowest of {len(label['seconds'])} new classes"
+        )
+        rows.append([what, f"{label['slowest']:.1f} s", f"< {LABEL_SECONDS:.0f} s"])
+    return f"{table(['what', 'measured', 'bar'], rows)}\n\n{described(machine)}"
 
 
 # The trainer ----------------------------------------------------------------------------------------------------------
