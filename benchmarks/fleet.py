@@ -370,7 +370,7 @@ def _label(trainer: Trainer, seen: list[str], frames: Path, name: str, image: np
                 published = time.monotonic() - begun
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(f"{name} did not reach the device")
-            time.sleep(0.2)
+            time.sleep(0.5)
         total = time.monotonic() - begun
         assert label.wait() == 0
     for left in frames.iterdir():

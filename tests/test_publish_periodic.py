@@ -233,7 +233,7 @@ def test_a_trial_on_some_devices_is_left_alone(teaching):
     publish(one.exports, snapshot_of(one.live), variants=(), devices=["cam-1"])
     one.teach(2)
     publisher._try()
-    assert "version 2 is on trial on 1 devices" in publisher.status().problem
+    assert "version 2 is on trial on 1 device" in publisher.status().problem
     release(one.exports)
     publisher._try()
     assert publisher.status().problem is None and numbers(one) == [1, 2, 3]

@@ -107,7 +107,7 @@ def test_a_new_version_may_be_published_for_some_devices_and_stays_while_it_is_t
     publish(exports, snapshot, variants=())
     tried = publish(exports, later(snapshot), variants=(), devices=["cam-1"])
     assert (latest_version(exports), staged(exports).version) == (1, 2)
-    with pytest.raises(Refused, match="version 2 is on trial on 1 devices"):
+    with pytest.raises(Refused, match="version 2 is on trial on 1 device"):
         publish(exports, later(snapshot, 2), variants=(), by_hand=False)
     assert unchanged(exports, later(snapshot)) == 2
     again = publish(exports, later(snapshot, 2), Policy(keep=1), (), devices=["cam-1"])

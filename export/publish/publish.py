@@ -78,7 +78,8 @@ def publish(
     begun = time.monotonic()
     with changing(exports):
         if not by_hand:
-            check_may_publish(exports)
+            if reason := why_waiting(exports):
+                raise Refused(reason)
             _check_not_older(exports, snapshot)
         version = next_version(exports)
         folder = exports / folder_name(version)
@@ -116,16 +117,16 @@ def publish(
     return Published(read_manifest(folder), folder, traced, time.monotonic() - begun, tuple(notes))
 
 
-def check_may_publish(exports: Path) -> None:
-    """Refuse to publish by itself where a person has decided which version devices have."""
+def why_waiting(exports: Path) -> str | None:
+    """Why nothing may be published by itself: a person has decided which version devices have."""
     if (tried := staged(exports)) is not None:
-        raise Refused(
-            f"version {tried.version} is on trial on {len(tried.devices)} devices: release it, roll back, or publish by "
-            "hand to go on"
+        on = f"{len(tried.devices)} device{'s' if len(tried.devices) > 1 else ''}"
+        return (
+            f"version {tried.version} is on trial on {on}: release it, roll back, or publish by hand to go on"
         )
-    source = rolled_back(exports)
-    if source is not None:
-        raise Refused(f"rolled back from version {source}: roll forward or publish by hand to go on")
+    if (source := rolled_back(exports)) is not None:
+        return f"rolled back from version {source}: roll forward or publish by hand to go on"
+    return None
 
 
 def _check_not_older(exports: Path, snapshot: Snapshot) -> None:

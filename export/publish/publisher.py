@@ -13,7 +13,7 @@ from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.live.live_learner import LiveLearner
 from export.device.errors import BadModel
 from export.publish.policy import Policy, Refused
-from export.publish.publish import Published, check_may_publish, publish, unchanged
+from export.publish.publish import Published, publish, unchanged, why_waiting
 from export.publish.snapshot import snapshot_of
 
 LOG = logging.getLogger(__name__)
@@ -114,26 +114,33 @@ class Publisher:
         return self._live.phase == "rehearsing" and self._live.follower.applied == self._tried_event
 
     def _try(self) -> None:
+        step, event = self._live.learner.step, self._live.follower.applied
+        now = (step, event, self._live.predictor.calibration)
+        if now == self._known:
+            # The clock is left alone: what comes after a quiet hour is published at once.
+            self._status = replace(self._status, at=time.time())
+            return
         self._status = replace(self._status, phase="publishing")
-        published, problem = self._status.published, None
-        self._tried_step = self._live.learner.step  # also when no copy can be made: not again at every look
-        self._tried_event = self._live.follower.applied
-        now = (self._tried_step, self._tried_event, self._live.predictor.calibration)
+        published = self._status.published
+        self._tried_step, self._tried_event = step, event  # also when it fails: not again at every look
         try:
-            if now != self._known:
-                made = self._publish()
-                published = made or published
+            problem = why_waiting(self._exports)  # asked here too: a copy would be for nothing
+            if problem is None:
+                published = self._publish() or published
                 self._known = now
-        except (UserError, BadModel, Refused) as error:
+        except Refused as error:
             problem = str(error)
-            if problem != self._status.problem:
-                (self._say or LOG.warning)(f"not published: {problem}")
+            if why_waiting(self._exports) is None:
+                self._known = now  # it would be refused again, until something is learned
+        except (UserError, BadModel) as error:
+            problem = str(error)
+        if problem is not None and problem != self._status.problem:
+            (self._say or LOG.warning)(f"not published: {problem}")
         self._tried_at = time.monotonic()
         self._status = PublisherStatus("waiting", published, problem, time.time())
 
     def _publish(self) -> Published | None:
         """A version, if there is something new."""
-        check_may_publish(self._exports)  # a copy would be for nothing
         snapshot = snapshot_of(self._live)
         # Before the first label there is nothing to publish, and nothing wrong.
         if not snapshot.classes or unchanged(self._exports, snapshot) is not None:
