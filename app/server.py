@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from app.body_limit import LARGEST_UPLOAD, BodyLimit
 from app.security import Credentials, Guard, internal_error, own_token
+from app.temporary import own_folder
 from app.tls import AUTO, Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
-
-TEMPORARY = "edge-hpcr-page-"  # and the process's number
 
 
 class Server:
@@ -47,7 +41,9 @@ class Server:
     ) -> None:
         certificate = None if tls in (None, AUTO) else Certificate(Path(tls), tls_key or Path(tls)).check()
         self._refuse_taken(host, port)
-        self.temporary = _own_temporary_folder()
+        # For uploads on their way. Gradio's default is shared by all of its apps, and served to whoever asks.
+        self._temporary = own_folder("page")
+        self.temporary = Path(self._temporary.name)
         # Gradio asks itself whether it has started; a proxy would be another host.
         own = f"127.0.0.1,localhost,::1,{host}"
         # Before Gradio is imported: it reads them then.
@@ -152,7 +148,7 @@ class Server:
             return self.studio.stop()
         finally:
             self.workspace.close()
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            self._temporary.cleanup()
 
 
 @contextmanager
@@ -173,15 +169,3 @@ def _no_stubs_from_gradio() -> Iterator[None]:
         yield
     finally:
         inspect.getfile = getfile
-
-
-def _own_temporary_folder() -> Path:
-    """For uploads on their way. Gradio's default is shared by all of its apps, and served to whoever asks."""
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{TEMPORARY}*"):
-        number = left.name.removeprefix(TEMPORARY).partition("-")[0]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

@@ -144,7 +144,9 @@ class SelfTest:
     def recalibrate(self) -> None:
         """Once more, for another share of samples that may be called unknown."""
         if self._calibrated_on:
-            self._live.predictor.calibration = self.calibration_for(self._live.workspace.settings.unknown_share)
+            self._live.predictor.calibration = self.calibration_for(
+                self._live.workspace.settings.unknown_share
+            )
 
     def calibration_for(self, unknown_share: float) -> Calibration:
         """As it would be with this share; any thread may ask."""

@@ -81,9 +81,7 @@ def _chance(right: int, samples: int, share: float) -> float:
         return share
     whole = lgamma(samples + 1)
     return sum(
-        exp(
-            whole - lgamma(k + 1) - lgamma(samples - k + 1) + k * log(share) + (samples - k) * log(1 - share)
-        )
+        exp(whole - lgamma(k + 1) - lgamma(samples - k + 1) + k * log(share) + (samples - k) * log(1 - share))
         for k in range(right, samples + 1)
     )
 
@@ -94,7 +92,9 @@ def verdict(
     """What to say of a learner with these classes."""
     if len(classes) < 2:
         advice = (
-            "Now show something else, and name that too." if classes else "Show something, and give it a name."
+            "Now show something else, and name that too."
+            if classes
+            else "Show something, and give it a name."
         )
         return Verdict("empty", "", advice, advice)
     names = {row.id: row.name for row in classes}

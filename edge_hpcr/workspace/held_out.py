@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-ALIKE_BITS = 3  # of 64: frames of a thing at rest differ in fewer, those of one that is moved or turned in more
+ALIKE_BITS = (
+    3  # of 64: frames of a thing at rest differ in fewer, those of one that is moved or turned in more
+)
 UNKNOWN_HASH = 0  # of samples that came without one
 
 
@@ -67,5 +69,7 @@ def choose_held_out(
 def _near(some: Collection[int], others: Collection[int]) -> bool:
     known = np.array([each for each in others if each != UNKNOWN_HASH], np.uint64)
     return any(
-        (np.bitwise_count(known ^ np.uint64(each)) <= ALIKE_BITS).any() for each in some if each != UNKNOWN_HASH
+        (np.bitwise_count(known ^ np.uint64(each)) <= ALIKE_BITS).any()
+        for each in some
+        if each != UNKNOWN_HASH
     )

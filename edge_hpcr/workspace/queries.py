@@ -165,9 +165,7 @@ class Queries:
 
     def newest_of(self, class_ids: Iterable[int], count: int) -> dict[int, list[int]]:
         """Of each of these classes the samples that were labelled last and have their image, the newest first."""
-        query = (
-            "SELECT id FROM samples WHERE class_id = ? AND has_image = 1 ORDER BY labelled_seq DESC, id DESC LIMIT ?"
-        )
+        query = "SELECT id FROM samples WHERE class_id = ? AND has_image = 1 ORDER BY labelled_seq DESC, id DESC LIMIT ?"
         return {c: [i for (i,) in self._rows(query, (c, count))] for c in class_ids}
 
     def rows_of(self, ids: list[int]) -> list[SampleRow]:
