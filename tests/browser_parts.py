@@ -148,13 +148,17 @@ def chromium(film: Path | None = None) -> Iterator[Browser]:
             browser.close()
 
 
-def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **options: object) -> Page:
-    """The app's page with one of its tabs open; an error in a script fails the test at its end."""
+def open_page(
+    browser: Browser, app: App | OwnServer, tab: str = "Teach", source: str = "", **options: object
+) -> Page:
+    """The app's page with one of its tabs open; with a source, if none has been chosen before."""
+    if source and isinstance(app, OwnServer) and not app.server.studio.feeder.spec:
+        app.server.studio.use_source(source)
     context = browser.new_context(viewport={"width": 1200, "height": 850}, **options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(app.link)
-    expect(page.locator("#strip")).to_contain_text("labels")
+    expect(page.locator("#strip")).to_contain_text("label")
     go_to(page, tab)
     return page
 

@@ -41,7 +41,7 @@ def photograph(workspace: Path, out: Path) -> None:
                 page = browser.new_page(viewport=size)
                 page.goto(app.link)
                 page.goto(f"{app.address}/?__theme={theme}")
-                expect(page.locator("#strip")).to_contain_text("labels")
+                expect(page.locator("#strip")).to_contain_text("label")
                 for tab in TABS:
                     show(page, tab)
                     page.screenshot(path=out / f"{tab.lower()}-{screen}-{theme}.png", full_page=True)

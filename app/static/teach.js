@@ -57,14 +57,14 @@ class Teach {
       make("dl", {}, ...KEY_HELP.flatMap(([key, meaning]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, meaning)])),
       make("form", { method: "dialog" }, make("button", { class: "edge-button" }, "Close")));
     this.screen = make("div", { class: "teach-screen", id: "screen" }, this.camera.video, this.picture, this.answer, this.held);
-    this.place.replaceChildren(
-      make("div", { class: "teach-columns" },
-        make("section", { class: "teach-picture", "aria-label": "picture" }, this.screen,
-          make("div", { class: "teach-notes" }, this.guide, this.message, this.lesson)),
-        make("section", { class: "teach-side", "aria-label": "classes" },
-          this.answers, this.newClassForm(), this.cards.element, this.tools(), this.cards.health, this.unknownSlider()),
-        this.sources.element),
-      this.help, this.cards.enlarged);
+    this.columns = make("div", { class: "teach-columns" });
+    this.columns.append(
+      make("section", { class: "teach-picture", "aria-label": "picture" }, this.screen,
+        make("div", { class: "teach-notes" }, this.guide, this.message, this.lesson)),
+      make("section", { class: "teach-side", "aria-label": "classes" },
+        this.answers, this.newClassForm(), this.cards.element, this.tools(), this.cards.health, this.unknownSlider()),
+      this.sources.element);
+    this.place.replaceChildren(this.columns, this.help, this.cards.enlarged);
     this.showMirror();
   }
 
@@ -127,6 +127,7 @@ class Teach {
     if (this.camera.sending && !now.source.browser) this.camera.stop(); // somebody has chosen another source
     if (!isShown(this.place)) return;
     this.choosing = this.sources.show(now, this.screen, this.pile);
+    this.columns.classList.toggle("beginning", this.choosing && !now.classes.length);
     this.showPicture(now);
     this.showAnswer(now);
     this.cards.show(now, this.lastClass);
@@ -208,7 +209,10 @@ class Teach {
   showGuide(now) {
     let parts = [now.verdict.advice];
     if (this.choosing) parts = ["Choose where the pictures come from."];
-    else if (!now.classes.length) parts = ["Show something to the camera", make("span", { class: "keys-only" }, ", press ", make("kbd", {}, "n")), ", and give it a name."];
+    else if (!now.classes.length) {
+      const shown = now.room === "own" ? "Show something to the camera" : "Wait for a part";
+      parts = [shown, make("span", { class: "keys-only" }, ", press ", make("kbd", {}, "n")), ", and give it a name."];
+    }
     else if (now.progress !== null && now.classes.length > 1) parts = [`Getting better … ${percent(now.progress)} `, make("progress", { max: 1, value: now.progress, "aria-label": "rehearsal" })];
     const text = parts.map((part) => part.textContent ?? part).join("");
     if (this.guide.dataset.text === text) return;
