@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -186,6 +187,27 @@ def photos() -> dict[str, np.ndarray]:
     """Two real photographs that scikit-learn brings along, RGB."""
     china, flower = load_sample_images().images
     return {"temple": china, "flower": flower}
+
+
+# In the place of the browser's camera a picture that a test draws; everything behind it is the page's own.
+DRAWN_CAMERA = """
+const canvas = Object.assign(document.createElement("canvas"), { width: 640, height: 480 });
+window.showPicture = async (url) => {
+  const picture = Object.assign(new Image(), { src: url });
+  await picture.decode();
+  window.drawPicture = () => canvas.getContext("2d").drawImage(picture, 0, 0, 640, 480);
+  window.drawPicture();
+  await new Promise((done) => setTimeout(done, 250)); // until the video shows it, and not the picture before
+};
+setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture stands still
+navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
+"""
+
+
+def show_picture(page: Page, image: np.ndarray) -> None:
+    """Hold an RGB picture before a camera that `DRAWN_CAMERA` has replaced."""
+    data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
+    page.evaluate("showPicture", f"data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode()}")
 
 
 def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:
