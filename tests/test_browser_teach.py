@@ -25,6 +25,7 @@ from playwright.sync_api import Page, expect
 
 from app.security import Credentials
 from edge_hpcr.live import health
+from edge_hpcr.workspace.folder import Workspace
 
 pytestmark = pytest.mark.browser
 
@@ -108,13 +109,13 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
                     assert labels_of(app)["flower"] > 7 + 1, "more than one of its frames"
                     page.keyboard.press("u")
                     expect(page.locator("#message")).to_contain_text("undone: labelled")
-                expect(page.locator(".answer.best .answer-name")).to_have_text(name)
+                expect(page.locator("#answer .teach-name")).to_have_text(name)
         with chromium(films["temple"]) as browser:  # the first one, after the second was learned
             page = open_page(browser, app)
             page.click("#source-change")
             page.click("#source-browser")
             expect(page.locator("#preview")).to_be_visible()
-            expect(page.locator(".answer.best .answer-name")).to_have_text("temple")
+            expect(page.locator("#answer .teach-name")).to_have_text("temple")
         labels = labels_of(app)
         assert labels.keys() == films.keys()
         assert set(labels.values()) == {7}
@@ -342,6 +343,8 @@ def test_two_pages_stay_in_step(tmp_path, browser):
 
 def test_pulling_the_plug_loses_no_label(tmp_path, browser):
     workspace = tmp_path / "workspace"
+    with Workspace.open(workspace) as made:
+        made.change_settings(source="workbench:1")
     with running_alone(workspace) as app:
         page = open_page(browser, app)
         make_class(page, "kept")
@@ -392,6 +395,7 @@ def test_a_name_that_is_too_long_or_empty_is_refused_with_a_sentence(shared_app,
 def test_a_camera_that_is_refused_is_explained(shared_app, browser):
     # without a faked camera, and without the right to use one
     page = open_page(browser, shared_app)
+    page.click("#source-change")
     page.click("#source-browser")
     expect(page.locator("#message")).to_contain_text(re.compile("did not allow the camera|finds no camera"))
     assert state_of(shared_app)["source"]["spec"] == "workbench"
