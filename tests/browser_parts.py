@@ -86,15 +86,18 @@ class App:
 
 
 class OwnServer:
-    """The same app in this process: it starts in a second, since everything has been imported."""
+    """The same app in this process: it starts in a second, since everything has been imported.
 
-    def __init__(self, workspace: Path, **options: Any) -> None:
+    A workspace that is not there yet is made with this source, so that there is something to label.
+    """
+
+    def __init__(self, workspace: Path, source: str = "workbench:1", **options: Any) -> None:
         self.workspace = workspace
         self.port = free_port()
         if not workspace.exists():
             with Workspace.open(workspace) as fresh:
                 # Rehearsal takes a core, of which a test machine has few.
-                fresh.change_settings(**FROM_SCRATCH, idle_steps=20)
+                fresh.change_settings(**FROM_SCRATCH, idle_steps=20, source=source)
         self.server = Server(workspace, port=self.port, **options)
         self.address = self.server.start().rstrip("/")
 
@@ -114,7 +117,12 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
 
 
 @contextmanager
-def running_alone(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
+def running_alone(
+    workspace: Path, *options: str, source: str = "", environment: dict[str, str] | None = None
+) -> Iterator[App]:
+    if source:
+        with Workspace.open(workspace) as made:
+            made.change_settings(source=source)
     port, log = free_port(), workspace.with_suffix(".log")
     command = ("-m", "app", "--workspace", workspace, "--port", port, *options)
     with (
@@ -149,12 +157,8 @@ def chromium(film: Path | None = None) -> Iterator[Browser]:
             browser.close()
 
 
-def open_page(
-    browser: Browser, app: App | OwnServer, tab: str = "Teach", source: str = "", **options: object
-) -> Page:
-    """The app's page with one of its tabs open; with a source, if none has been chosen before."""
-    if source and isinstance(app, OwnServer) and not app.server.studio.feeder.spec:
-        app.server.studio.use_source(source)
+def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **options: object) -> Page:
+    """The app's page with one of its tabs open; an error in a script fails the test at its end."""
     context = browser.new_context(viewport={"width": 1200, "height": 850}, **options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)

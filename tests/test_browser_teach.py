@@ -25,7 +25,6 @@ from playwright.sync_api import Page, expect
 
 from app.security import Credentials
 from edge_hpcr.live import health
-from edge_hpcr.workspace.folder import Workspace
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +41,6 @@ def films(tmp_path_factory) -> dict[str, Path]:
 def shared_app(tmp_path_factory):
     """One app for the tests that make classes of their own, and disturb nobody else's."""
     with running(tmp_path_factory.mktemp("shared") / "workspace") as app:
-        app.server.studio.use_source("workbench")
         yield app
 
 
@@ -83,7 +81,7 @@ def next_frame(page: Page) -> None:
 
 
 def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
-    with running(tmp_path / "workspace") as app:
+    with running(tmp_path / "workspace", source="") as app:
         for name, film in films.items():
             with chromium(film) as browser:
                 page = open_page(browser, app)
@@ -126,7 +124,7 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
 
 
 def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, films):
-    with running(tmp_path / "workspace") as app, chromium(films["temple"]) as browser:
+    with running(tmp_path / "workspace", source="") as app, chromium(films["temple"]) as browser:
         context = browser.new_context()
         # The page's own way to its camera, and a copy of what it got: nobody can pull a cable here.
         context.add_init_script(
@@ -149,7 +147,7 @@ def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, fil
 
 
 def test_an_empty_workspace_asks_where_pictures_come_from_and_nothing_runs(tmp_path, browser):
-    with running(tmp_path / "workspace") as app:
+    with running(tmp_path / "workspace", source="") as app:
         page = open_page(browser, app)
         for choice in ("Camera", "Pictures", "Try the demonstration"):
             expect(page.locator(".source-choice", has_text=choice).locator("svg")).to_be_visible()
@@ -165,7 +163,7 @@ def test_an_empty_workspace_asks_where_pictures_come_from_and_nothing_runs(tmp_p
 
 
 def test_the_demonstration_leaves_no_trace_and_one_click_leads_back(tmp_path, browser):
-    with running(tmp_path / "workspace") as app:
+    with running(tmp_path / "workspace", source="") as app:
         own = app.server.studio.journal
         before = own.last_seq, sorted(path.name for path in app.workspace.rglob("*"))
         page = open_page(browser, app)
@@ -191,7 +189,7 @@ def test_the_demonstration_leaves_no_trace_and_one_click_leads_back(tmp_path, br
 
 def test_keys_label_hold_burst_and_undo(tmp_path, browser):
     with running(tmp_path / "workspace") as app:
-        page = open_page(browser, app, source="workbench")
+        page = open_page(browser, app)
         expect(page.locator("#frame")).to_be_visible()
         page.keyboard.press("1")
         expect(page.locator("#message")).to_contain_text("there is no class 1 yet")
@@ -298,7 +296,7 @@ def test_an_alarm_comes_before_what_happened_once_and_stays_until_it_is_over(
 
 def test_rapid_key_presses_are_all_kept(tmp_path, browser):
     with running(tmp_path / "workspace") as app:
-        page = open_page(browser, app, source="workbench")
+        page = open_page(browser, app)
         make_class(page, "a")
         make_class(page, "b")
         next_frame(page)
@@ -315,8 +313,8 @@ def test_rapid_key_presses_are_all_kept(tmp_path, browser):
 def test_two_pages_stay_in_step(tmp_path, browser):
     with running(tmp_path / "workspace") as app:
         first, second = (
-            open_page(browser, app, source="workbench"),
-            open_page(browser, app, source="workbench"),
+            open_page(browser, app),
+            open_page(browser, app),
         )
         make_class(first, "mug")
         expect(second.locator(".class-button")).to_have_text("1mug1")
@@ -343,9 +341,7 @@ def test_two_pages_stay_in_step(tmp_path, browser):
 
 def test_pulling_the_plug_loses_no_label(tmp_path, browser):
     workspace = tmp_path / "workspace"
-    with Workspace.open(workspace) as made:
-        made.change_settings(source="workbench:1")
-    with running_alone(workspace) as app:
+    with running_alone(workspace, source="workbench:1") as app:
         page = open_page(browser, app)
         make_class(page, "kept")
         next_frame(page)
@@ -367,7 +363,7 @@ def test_pulling_the_plug_loses_no_label(tmp_path, browser):
 
 
 def test_odd_class_names_are_shown_as_they_are(shared_app, browser):
-    page = open_page(browser, shared_app, source="workbench")
+    page = open_page(browser, shared_app)
     page.on("dialog", lambda dialog: pytest.fail("a class's name was run as a script"))
     family, books = "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\u06a9\u062a\u0627\u0628\u200c\u0647\u0627"
     for name in ("<img src=x onerror=alert(1)><b>bold</b>", f"{family} {books}", "x" * 100):
@@ -378,7 +374,7 @@ def test_odd_class_names_are_shown_as_they_are(shared_app, browser):
 
 
 def test_a_name_that_is_too_long_or_empty_is_refused_with_a_sentence(shared_app, browser):
-    page = open_page(browser, shared_app, source="workbench")
+    page = open_page(browser, shared_app)
     before = labels_of(shared_app)
     page.keyboard.press("n")
     page.keyboard.press("Enter")
@@ -398,7 +394,7 @@ def test_a_camera_that_is_refused_is_explained(shared_app, browser):
     page.click("#source-change")
     page.click("#source-browser")
     expect(page.locator("#message")).to_contain_text(re.compile("did not allow the camera|finds no camera"))
-    assert state_of(shared_app)["source"]["spec"] == "workbench"
+    assert state_of(shared_app)["source"]["name"] == "workbench"
 
 
 def test_a_bad_source_is_refused_and_the_present_one_goes_on(shared_app, browser):

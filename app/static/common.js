@@ -20,7 +20,7 @@ export const KEYS = "1234567890"; // of the first ten classes
 /** Whether a key press is meant for this tab, and not for a field, a dialog or the browser itself. */
 export function isForTab(event, place) {
   if (!isShown(place) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return false;
-  return !event.target.closest?.("input:not([type=checkbox], [type=color]), select, textarea, [contenteditable]");
+  return !event.target.closest?.("input:not([type=checkbox], [type=color], [type=range]), select, textarea, [contenteditable]");
 }
 
 /** A sentence in its place on a tab. */

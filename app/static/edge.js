@@ -63,8 +63,9 @@ function showLost() {
 /** After a click by mouse or finger Space belongs to the tab again, and does not press that button once more. */
 document.addEventListener("click", (event) => {
   const pressed = event.detail ? event.target.closest?.("#strip, #room, #problems, #teach, [role=tablist]") && event.target.closest("button, summary") : null;
+  pressed?.blur(); // before it acts: a dialog gives the focus back to whatever had it
   if (pressed) setTimeout(() => pressed.blur());
-});
+}, true);
 
 // Fields of Gradio's -------------------------------------------------------------------------------------------------
 

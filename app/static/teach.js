@@ -62,7 +62,7 @@ class Teach {
       make("section", { class: "teach-picture", "aria-label": "picture" }, this.screen,
         make("div", { class: "teach-notes" }, this.guide, this.message, this.lesson)),
       make("section", { class: "teach-side", "aria-label": "classes" },
-        this.answers, this.newClassForm(), this.cards.element, this.tools(), this.cards.health, this.unknownSlider()),
+        this.answers, this.newClassForm(), this.tools(), this.cards.element, this.cards.health, this.unknownSlider()),
       this.sources.element);
     this.place.replaceChildren(this.columns, this.help, this.cards.enlarged);
     this.showMirror();
