@@ -68,6 +68,10 @@ class App:
                 time.sleep(0.1)
         raise AssertionError(f"the app was not ready in time: {self.log.read_text()}")
 
+    def wait_until_open(self) -> None:
+        """Until the link is printed, and somebody answers there."""
+        wait_for(lambda: "Open http" in self.log.read_text(), "the link", 120)
+
     def kill(self) -> None:
         """As a power cut would."""
         self.process.kill()
@@ -91,9 +95,11 @@ class OwnServer:
     A workspace that is not there yet is made with this source, so that there is something to label.
     """
 
-    def __init__(self, workspace: Path, source: str = "workbench:1", **options: Any) -> None:
+    def __init__(
+        self, workspace: Path, source: str = "workbench:1", port: int | None = None, **options: Any
+    ) -> None:
         self.workspace = workspace
-        self.port = free_port()
+        self.port = port or free_port()
         if not workspace.exists():
             with Workspace.open(workspace) as fresh:
                 # Rehearsal takes a core, of which a test machine has few.
@@ -117,12 +123,8 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
 
 
 @contextmanager
-def running_alone(
-    workspace: Path, *options: str, source: str = "", environment: dict[str, str] | None = None
-) -> Iterator[App]:
-    if source:
-        with Workspace.open(workspace) as made:
-            made.change_settings(source=source)
+def started_app(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
+    """`python -m app` from its first moment on; it is not waited for."""
     port, log = free_port(), workspace.with_suffix(".log")
     command = ("-m", "app", "--workspace", workspace, "--port", port, *options)
     with (
@@ -132,9 +134,20 @@ def running_alone(
         ) as process,
     ):
         app = App(workspace, process, port, log)
-        app.wait_until_ready()
         yield app
         app.stop()
+
+
+@contextmanager
+def running_alone(
+    workspace: Path, *options: str, source: str = "", environment: dict[str, str] | None = None
+) -> Iterator[App]:
+    if source:
+        with Workspace.open(workspace) as made:
+            made.change_settings(source=source)
+    with started_app(workspace, *options, environment=environment) as app:
+        app.wait_until_ready()
+        yield app
 
 
 @contextmanager

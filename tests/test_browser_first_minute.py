@@ -1,15 +1,17 @@
 """The first minute, in a real browser: from an empty workspace to three things that are told apart; and what disturbs it."""
 
+import http.client
 import re
 import shutil
 
 import cv2
 import numpy as np
 import pytest
-from browser_parts import DRAWN_CAMERA, OwnServer, open_page, running, show_picture, wait_for
+from browser_parts import DRAWN_CAMERA, OwnServer, free_port, open_page, running, show_picture, wait_for
 from playwright.sync_api import Browser, Page, expect
 from test_browser_teach import labels_of, make_class, state_of
 
+from app.door import Door
 from edge_hpcr.stream.workbench import STAY, Film
 from edge_hpcr.workspace.folder import Workspace
 
@@ -49,6 +51,48 @@ def app(tmp_path_factory):
         workspace.change_settings(idle_steps=30)  # a test machine has few cores
     with running(folder) as app:
         yield app
+
+
+def test_what_is_chosen_while_the_program_starts_is_done_when_it_has(tmp_path, browser):
+    port = free_port()
+    door = Door("127.0.0.1", port, choose=True)
+    page = browser.new_context().new_page()
+    page.add_init_script(DRAWN_CAMERA)
+    page.goto(f"http://127.0.0.1:{port}/")
+    page.locator(".source-choice", has_text="Camera").click()
+    expect(page.locator("#preview")).to_be_visible()
+    expect(page.locator("#guide")).to_contain_text("the program is starting")
+    door.close()
+    with running(tmp_path / "workspace", source="", port=port, token=False) as app:
+        expect(page.get_by_role("tab", name="Review")).to_be_visible(timeout=60_000)
+        expect(page.locator("#preview")).to_be_visible()
+        wait_for(lambda: app.server.studio.feeder.browser_camera is not None, "the camera as the source")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/?token=x", 200, 'data-choose="no"'),
+        ("/edge/static/door.js", 200, "choiceButtons"),
+        ("/healthz", 503, "not ready"),
+        ("/edge/state", 503, "not ready"),
+        ("/edge/static/../door.py", 503, "not ready"),
+        ("/edge/static/%2e%2e/door.py", 503, "not ready"),
+    ],
+)
+def test_the_door_shows_the_first_page_and_nothing_else(path, status, says):
+    port = free_port()
+    door = Door("127.0.0.1", port, choose=False)
+    try:
+        asking = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        asking.request("GET", path)
+        answer = asking.getresponse()
+        assert (answer.status, says in answer.read().decode()) == (status, True)
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        asking.close()
+    finally:
+        door.close()
+    Door("127.0.0.1", port, choose=True).close()  # the port is free again
 
 
 def test_three_things_are_taught_and_are_right_on_pictures_never_shown(app, browser):

@@ -19,16 +19,23 @@ function drawing(name) {
   return svg;
 }
 
+export const FIRST_CHOICE = "edgeFirstChoice"; // in the session's storage: made before the program had started
+
+/** Three big buttons; `choose` is told camera, pictures or demonstration. */
+export function choiceButtons(choose) {
+  const choice = (id, name, title, sentence) => make("button", { id, class: "source-choice", type: "button", onclick: () => choose(name) },
+    drawing(name), make("strong", {}, title), make("span", {}, sentence));
+  return make("div", { id: "choices", class: "source-choices", role: "group", "aria-label": "where pictures come from" },
+    choice("source-browser", "camera", "Camera", "Hold things up to this device's camera and name them."),
+    choice("source-pictures", "pictures", "Pictures", "Teach with photographs that you have already."),
+    choice("source-demonstration", "demonstration", "Try the demonstration", "Parts on a workbench. Nothing of it stays."));
+}
+
 export class Sources {
   /** `teach` performs actions, says sentences, and has the camera. */
   constructor(teach) {
     this.teach = teach;
-    const choice = (id, name, title, sentence, action) => make("button", { id, class: "source-choice", type: "button", onclick: action },
-      drawing(name), make("strong", {}, title), make("span", {}, sentence));
-    this.choices = make("div", { id: "choices", class: "source-choices", role: "group", "aria-label": "where pictures come from" },
-      choice("source-browser", "camera", "Camera", "Hold things up to this device's camera and name them.", () => this.useCamera()),
-      choice("source-pictures", "pictures", "Pictures", "Teach with photographs that you have already.", () => this.pictures.showModal()),
-      choice("source-demonstration", "demonstration", "Try the demonstration", "Parts on a workbench. Nothing of it stays.", () => this.demonstrate()));
+    this.choices = choiceButtons((what) => this.choose(what));
     this.state = make("span", { id: "source-state" });
     this.cameras = make("select", { id: "camera-choice", "aria-label": "which camera", hidden: true, onchange: () => { chosen.device = this.cameras.value; this.useCamera(); } });
     this.mirror = make("input", { type: "checkbox", id: "camera-mirror", onchange: () => { chosen.mirror = this.mirror.checked; this.teach.showMirror(); } });
@@ -48,6 +55,15 @@ export class Sources {
   }
 
   // Choosing -----------------------------------------------------------------------------------------------------------
+
+  choose(what) { ({ camera: () => this.useCamera(), pictures: () => this.pictures.showModal(), demonstration: () => this.demonstrate() })[what]?.(); }
+
+  /** What was chosen while the program was still starting. */
+  chooseFirst() {
+    const what = sessionStorage[FIRST_CHOICE];
+    delete sessionStorage[FIRST_CHOICE];
+    if (what) this.choose(what);
+  }
 
   use(source, labels = "none", page = "") { return this.teach.perform({ do: "source", source, labels, page }); }
 

@@ -124,6 +124,7 @@ class Teach {
     const first = !this.now;
     this.now = now;
     if (first && now.source.browser && (now.source.owner === PAGE || (!now.source.owner && chosen.used))) this.sources.useCamera(true);
+    else if (first) this.sources.chooseFirst();
     if (this.camera.sending && !now.source.browser) this.camera.stop(); // somebody has chosen another source
     if (!isShown(this.place)) return;
     this.choosing = this.sources.show(now, this.screen, this.pile);
