@@ -108,7 +108,7 @@ class Feeder(feeder.Feeder):
 
     def choose(self, spec: str, labels: str = "none", page: str = "") -> None:
         """Go over to another source; a bad one is refused, and the present one goes on."""
-        stream = self._open(spec, labels, page)
+        stream = BrowserCamera(page) if spec == BROWSER else self._open(spec, labels)
         with self._lock:
             self._chosen = True
             self._go_over(stream, spec, labels)
@@ -162,9 +162,9 @@ class Feeder(feeder.Feeder):
                 queued = self.workspace.journal.samples(state="queued", origin=name)
                 self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
 
-    def _open(self, spec: str, labels: str, page: str = "") -> Stream:
+    def _open(self, spec: str, labels: str) -> Stream:
         if spec == BROWSER:
-            return BrowserCamera(page)
+            return BrowserCamera()
         # Slow enough to find the key; what brings its own labels may hurry.
         slow = labels == "none" and (spec == "digits" or _is_folder(spec))
         pace = STILLS_PER_SECOND if slow else None

@@ -455,11 +455,6 @@ def test_a_password_is_asked_for(tmp_path, browser):
             page.goto(app.address)
         assert page.locator("#strip").count() == 0
         assert wrong.request.get(f"{app.address}/edge/state").status == 401
-        page = open_page(
-            browser,
-            app,
-            source="workbench",
-            http_credentials={"username": "anna", "password": "correct horse"},
-        )
+        page = open_page(browser, app, http_credentials={"username": "anna", "password": "correct horse"})
         make_class(page, "mug")
         assert labels_of(app) == {"mug": 1}

@@ -14,7 +14,6 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.learner.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
-from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import Suspicion, contradictions, suspicious
 from edge_hpcr.live.verdict import Contradiction
 from edge_hpcr.workspace.held_out import UNKNOWN_HASH, alike
@@ -40,7 +39,6 @@ class SelfTest:
         self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
         self.suspicions: list[Suspicion] = []
         self.contradictions: list[Contradiction] = []
-        self.few_labels: list[FewLabels] = []
         self._inputs: dict[int, np.ndarray] = {}  # of held-out samples, as the trainable part sees them
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
         self._validating: CrossValidation | None = None
@@ -196,12 +194,10 @@ class SelfTest:
         return self._validating is not None or self._validated_seq != self._live.follower.applied
 
     def _look_at_labels(self) -> None:
-        """Which seem wrong, and where more are missing; of a large memory, the same part each time is enough."""
-        recalls = self.held_out.recalls().items()
-        held_out = {c: (round(each.recall * each.samples), each.samples) for c, each in recalls}
+        """Which seem wrong, and which contradict each other; of a large memory, the same part each time is enough."""
         memory = self._live.learner.memory
         if not len(memory):
-            self.few_labels = want_labels({}, held_out)
+            self.suspicions, self.contradictions = [], []
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
         features = np.concatenate([*map(self._live.predictor.features, _batches(replay.inputs))])
@@ -210,7 +206,6 @@ class SelfTest:
         hashes = self._live.workspace.journal.hashes_of(replay.ids.tolist())
         codes = np.array([hashes.get(each, UNKNOWN_HASH) for each in replay.ids.tolist()], np.uint64)
         self.contradictions = contradictions(replay.ids, classes, features, codes)
-        self.few_labels = want_labels(leave_one_out(classes, features), held_out)
 
     def _refresh_queue(self) -> None:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""
