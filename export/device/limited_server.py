@@ -23,7 +23,11 @@ MOST_DISCARDED = 2**16  # bytes of a body that nobody wants, so that the answer 
 
 
 def address_to_listen_on(
-    host: str, port: int, has_token: bool, option: str
+    host: str,
+    port: int,
+    has_token: bool,
+    option: str,
+    needed: str = f"give a token (--token FILE or {VARIABLE})",
 ) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """A `UserError` if the address is none, or open to the network while nobody is asked for a token."""
     try:
@@ -31,7 +35,7 @@ def address_to_listen_on(
     except (OSError, UnicodeError) as error:
         raise UserError(f"{option} {host}: {reason_of(error)}") from None
     if not has_token and not is_loopback(str(address[0])):
-        raise UserError(f"{option} {host} is open to the network: give a token (--token FILE or {VARIABLE})")
+        raise UserError(f"{option} {host} is open to the network: {needed}")
     return family, (str(address[0]), port)
 
 
@@ -43,6 +47,7 @@ def is_loopback(address: str) -> bool:
 class _Connection:
     address: str
     waiting_since: float | None  # for a request; None while it is answered
+    patience: float = 0.0  # seconds beyond the usual
 
 
 class LimitedServer(ThreadingHTTPServer):
@@ -97,13 +102,14 @@ class LimitedServer(ThreadingHTTPServer):
         now = time.monotonic()
         with self._lock:
             for connection, of in [*self._connections.items()]:
-                if of.waiting_since is not None and now - of.waiting_since > self.longest_wait:
+                if of.waiting_since is not None and now - of.waiting_since > self.longest_wait + of.patience:
                     self._close(connection)
 
-    def note(self, connection: socket.socket, waiting_since: float | None) -> None:
+    def note(self, connection: socket.socket, waiting_since: float | None, patience: float = 0.0) -> None:
         with self._lock:
             if connection in self._connections:
                 self._connections[connection].waiting_since = waiting_since
+                self._connections[connection].patience = patience
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
