@@ -227,14 +227,16 @@ def latest_for(folder: Path) -> bytes:
     data = (folder / MANIFEST).read_bytes()
     latest = Latest(int(folder.name[1:]), folder.name, sha256(data))
     exports = folder.parent
-    key, history = signing_key(exports), _history(exports)
+    key = signing_key(exports)
     if key is None:
         return latest.to_bytes()
     # Higher than any before, so that a device knows which of two is the later one.
-    serial = max(history["serial"], _signed_serial(exports) or 0) + 1
+    serial = max(_history(exports)["serial"], _signed_serial(exports) or 0) + 1
     note(exports, serial=serial)
     # A device refuses an older version by itself; whoever makes one current means it.
-    signature = key.signature_of(latest, data, serial, allows_older=latest.version < history["last_version"])
+    signature = key.signature_of(
+        latest, data, serial, allows_older=latest.version < next_version(exports) - 1
+    )
     return replace(latest, signature=signature).to_bytes()
 
 
