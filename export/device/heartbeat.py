@@ -29,7 +29,7 @@ class Heartbeat:
         self._failed = False
         self._problem: str | None = None
         try:
-            if path.exists() and path.stat().st_size and not path.read_bytes().startswith(_PROBLEM.encode()):
+            if path.exists() and path.stat().st_size and not _is_ours(path):
                 raise UserError(f"--heartbeat {path}: it is not empty: name another file")
             path.touch()
             # Nothing has been answered yet; an earlier runtime's beat must not count as this one's.
@@ -55,6 +55,12 @@ class Heartbeat:
             self._failed = True
         else:
             self._failed = False
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it holds what a runtime wrote into it."""
+    with path.open("rb") as file:
+        return file.read(len(_PROBLEM)) == _PROBLEM.encode()
 
 
 def age(path: Path) -> float | None:
@@ -83,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if seconds is None:
         print("no frame has been answered yet")
         return 1
-    problem = options.file.read_text(encoding="utf-8", errors="replace").strip()
+    problem = ""
+    with contextlib.suppress(OSError):  # it ends at this moment
+        problem = options.file.read_text(encoding="utf-8", errors="replace").strip()
     print(f"last sign of life {seconds:.0f} s ago{'; ' if problem else ''}{problem}")
     return 0 if seconds <= options.most else 1
 
