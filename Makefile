@@ -41,6 +41,7 @@ bench: install-dev browser ## measure this machine: a step, exported models, the
 	$(BIN)/python -m benchmarks.latency --out results/latency.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
+	$(BIN)/python -m benchmarks.fleet --out results/fleet.json --page docs/scale.md
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
 	$(BIN)/python -m benchmarks.endurance.faults --out results/faults.json
 
@@ -50,8 +51,9 @@ fuzz: install-dev ## damaged input for everything that reads from outside, ten m
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
 
-screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
+screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots, and make the film docs/teach.webp
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
+	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
 
 # What the system has, what its packages have, or what Playwright brings, in this order.
 browser: install-dev ## a Chromium for the tests, if there is none

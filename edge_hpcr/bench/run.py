@@ -131,7 +131,7 @@ class Run:
         self.dataset = data.load(config.dataset, root)
         kind = methods.method_class(config.learner.method)
         if (
-            config.stream != "split"
+            config.stream == "blurry"
             and methods.create(kind.name, config.learner.method_options).needs_boundaries
         ):
             raise UserError(
@@ -155,8 +155,9 @@ class Run:
 
     def _make_stream(self, passes: int) -> SplitStream:
         config = self.config
-        if config.stream == "split" or passes:
-            return split(self.dataset, config.tasks, config.seed, config.limit, passes, config.validation)
+        if config.stream != "blurry" or passes:
+            options = (config.limit, passes, config.validation, config.stream == "longtail")
+            return split(self.dataset, config.tasks, config.seed, *options)
         # As many samples as the split stream with the same limit. Without one, half of the data: classes cannot be
         # imbalanced while all of every class is shown.
         samples = config.limit * config.tasks if config.limit else len(self.dataset.train_labels) // 2

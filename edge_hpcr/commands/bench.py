@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Context, Option
@@ -50,7 +50,8 @@ from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
-from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
+from edge_hpcr.learner.memory_config import MemoryConfig
 from edge_hpcr.learner.precision import resolve_precision
 
 EXAMPLES = """
@@ -67,9 +68,8 @@ DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 _LEARNER_OPTIONS = (
     *("views", "stored_views", "replay", "nf", "tau", "optimiser", "lr", "proxy_lr", "imprint"),
-    *("batch_norm", "ema_decay"),
+    *("batch_norm", "ema_decay", "lr_decay"),
 )
-_MEMORY_OPTIONS = ("precision",)
 
 
 commands = new_commands()
@@ -77,7 +77,7 @@ commands = new_commands()
 
 def _settings_help() -> str:
     options = sorted({option for name in methods.names() for option in methods.method_class(name).options()})
-    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
+    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
 @commands.callback(invoke_without_command=True, epilog=examples(EXAMPLES))
@@ -101,7 +101,10 @@ def bench(
     ] = None,
     stream: Annotated[
         str,
-        Option(help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced"),
+        Option(
+            help="split: task by task; longtail: the same, with up to 100 times as many images of one class as of another; "
+            "blurry: no tasks, classes overlap, come back and are imbalanced"
+        ),
     ] = "split",
     limit: Annotated[
         int | None, Option(min=1, metavar="N", help="train on at most N images per task")
@@ -233,10 +236,10 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
             method_options[key] = value
         elif key in _LEARNER_OPTIONS:
             learner_options[key] = value
-        elif key in _MEMORY_OPTIONS:
+        elif key in MEMORY_OPTIONS:
             memory_options[key] = value
         else:
-            known = sorted({*method_fields, *_LEARNER_OPTIONS, *_MEMORY_OPTIONS})
+            known = sorted({*method_fields, *_LEARNER_OPTIONS, *MEMORY_OPTIONS})
             raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
     for options, config in (
         (method_options, kind.Config),
@@ -280,14 +283,14 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
 
 
 def _check_types(options: dict[str, Any], config: type) -> None:
-    """Each option is of the type that its field's default has."""
-    declared = {field.name: field for field in fields(config)}
+    """Each option is of its field's type."""
+    declared, types = {field.name: field for field in fields(config)}, get_type_hints(config)
     for key, value in options.items():
-        default = declared[key].default
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
-        if not fits and not (value is None and "None" in str(declared[key].type)):
-            raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
+        kinds = get_args(types[key]) or (types[key],)
+        fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            named, default = " or ".join(kind.__name__ for kind in kinds), declared[key].default
+            raise UserError(f"--set {key}={value}: {key} is a {named}, like {default}")
 
 
 def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:

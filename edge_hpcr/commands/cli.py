@@ -37,6 +37,7 @@ COMMANDS = {
     "recover": (WORKSPACE, "mend a workspace, also one that has lost its journal"),
     "backup": (WORKSPACE, "copy a workspace to one file, also while it learns"),
     "restore": (WORKSPACE, "make a workspace from such a file"),
+    "devices": ("edge_hpcr.commands.devices", "list the devices that use a workspace's models"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),

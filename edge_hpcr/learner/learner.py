@@ -292,12 +292,11 @@ class Learner:
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        held = len(self.memory)
-        if not held:
+        if not len(self.memory):
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
-            slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+            slots = self.memory.choose(2 * max(1, self.config.replay))
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
@@ -323,7 +322,7 @@ class Learner:
             outcome = step.read(self, batch, *step.backward(self, batch))
             offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
-        self.optimiser.step()
+        self.optimiser.step(self._rate())
         if self.average is not None:
             self.average.update(self.network, self.step)
         if remember:
@@ -336,6 +335,11 @@ class Learner:
         seconds = time.perf_counter() - begun
         return StepReport(self.step - 1, outcome.loss, outcome.correct, len(replay.ids), seconds)
 
+    def _rate(self) -> float:
+        """The learning rate's share that is left: it falls with the root of the steps, as nobody knows how many will come."""
+        decay = self.config.lr_decay
+        return 1.0 if decay is None else (1 + self.step / decay) ** -0.5
+
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:
         """Let the backbone's statistics follow what is seen; proxies move with the features."""
@@ -346,14 +350,15 @@ class Learner:
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
-        random_state = self.rng.bit_generator.state
+        """Leave draws, batch-norm statistics and gradients as they were when the step cannot be taken."""
+        random_state, drawn = self.rng.bit_generator.state, self.memory.drawn()
         buffers = list(self.network.buffers())
         before = torch._foreach_clone(buffers) if buffers else []
         try:
             yield
         except BaseException:
             self.rng.bit_generator.state = random_state
+            self.memory.undraw(drawn)
             for buffer, good in zip(buffers, before, strict=True):
                 buffer.copy_(good)
             self.network.zero_grad(set_to_none=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.precision import computing_in
 from edge_hpcr.learner.reports import LossNotFinite
 from edge_hpcr.learner.transfers import read_back, send
@@ -73,7 +75,16 @@ def forward(
         step=learner.step,
         tau=config.tau,
         ids=learner.memory.new_ids(len(columns)) if ids is None else ids,
+        teach=None if learner.average is None else partial(_teach, learner, learner.average.network),
     )
+
+
+@torch.no_grad()
+def _teach(learner: Learner, average: Network, inputs: Tensor) -> Tensor:
+    """What the averaged weights say of inputs, with their own batch-norm statistics."""
+    with computing_in(learner.config.compute, learner.device):
+        features = average.features(inputs).float()
+    return average.logits(features)
 
 
 def _other_views(learner: Learner, inputs: np.ndarray, plain: Tensor) -> Tensor:
