@@ -51,8 +51,9 @@ fuzz: install-dev ## damaged input for everything that reads from outside, ten m
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
 
-screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
+screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots, and make the film docs/teach.webp
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
+	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
 
 # What the system has, what its packages have, or what Playwright brings, in this order.
 browser: install-dev ## a Chromium for the tests, if there is none

@@ -57,6 +57,11 @@ ResultFolder = Annotated[Path, typer.Option(metavar="DIR", help="where results g
 Fresh = Annotated[bool, typer.Option("--fresh", help="forget an earlier run of the same name")]
 
 
+def continues(fresh: bool) -> str:
+    """How runs go on that were stopped."""
+    return f"the same command{' without --fresh' if fresh else ''} continues"
+
+
 def new_commands(**options: Any) -> typer.Typer:
     """A Typer whose help is plain text."""
     return typer.Typer(rich_markup_mode=None, add_completion=False, **options)

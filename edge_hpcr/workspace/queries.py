@@ -164,6 +164,16 @@ class Queries:
         )
         return [hash64 % 2**64 for (hash64,) in reversed(rows)]
 
+    def hashes_of(self, ids: Iterable[int]) -> dict[int, int]:
+        """The perceptual hashes of these samples, as far as they are here."""
+        rows = self._rows(f"SELECT id, hash64 FROM samples WHERE id IN {IDS}", (json.dumps([*ids]),))
+        return {sample_id: hash64 % 2**64 for sample_id, hash64 in rows}
+
+    def newest_of(self, class_ids: Iterable[int], count: int) -> dict[int, list[int]]:
+        """Of each of these classes the samples that were labelled last and have their image, the newest first."""
+        query = "SELECT id FROM samples WHERE class_id = ? AND has_image = 1 ORDER BY labelled_seq DESC, id DESC LIMIT ?"
+        return {c: [i for (i,) in self._rows(query, (c, count))] for c in class_ids}
+
     def rows_of(self, ids: list[int]) -> list[SampleRow]:
         """These samples, in this order."""
         rows = {row.id: row for row in self._samples(f"id IN {IDS}", (json.dumps(ids),))}

@@ -108,7 +108,9 @@ class Settings(BaseModel):
     unknown_share: float = _setting(
         0.05, "share of held-out samples that may be called unknown by mistake", 0, 1
     )
-    source: str = _setting("workbench", "what the app shows to the learner when it starts")
+    source: str = _setting(
+        "", "what the app shows to the learner when it starts; empty: nothing, until somebody chooses"
+    )
     source_labels: str = _setting(
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
