@@ -1,11 +1,12 @@
 """ER-WA (Zhao et al. 2020): ER, but the newest task's classes get weights as long as those of the classes before them.
 
-`w_c <- w_c mean_old |w| / mean_new |w|`. Lengths matter in a linear classifier only, so it has one. In the publication this
-ends a task's training, which also distils; that ER-WA is replay with weight aligning alone is remembered, not read. A program
-of others (`er_wa`, built on Mammoth) has it so, with weights clipped at 0 after each step, which the publication allows.
+`w_c <- w_c mean_old |w| / mean_new |w|`. Lengths matter in a linear classifier only, so it has one, and they say how large a
+logit becomes only while weights are not negative: the publication clips them after each step. Without clipping, aligning the
+very same training made it forget more here (docs/method.md). That ER-WA is replay with weight aligning alone, without the
+publication's distillation, is remembered; a program of others (`er_wa`, built on Mammoth) has it so, with clipping.
 
-`align` says what is aligned: `predict`, a copy for predictions, so that training is that of ER; `weights`, the weights
-themselves when a task ends, from which the next task goes on; `none`, nothing: ER with a linear classifier.
+`align` says what is aligned: `weights`, the weights themselves when a task ends, from which the next task goes on; `predict`, a
+copy for predictions, so that training is that of ER; `none`, nothing: ER with a linear classifier.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ ALIGN = ("predict", "weights", "none")
 
 @dataclass(frozen=True)
 class Config:
-    align: str = "predict"
-    clip: bool = False  # negative weights become 0 after each step
+    align: str = "weights"
+    clip: bool = True  # negative weights become 0 after each step
 
     def __post_init__(self) -> None:
         one_of("align", self.align, ALIGN)
@@ -34,7 +35,7 @@ class Config:
 class ERWA(ER):
     name = "er_wa"
     order = 119
-    source = "Zhao et al., CVPR 2020 (arXiv 1911.07053); no program; how the tables combine it with ER is remembered"
+    source = "Zhao et al., CVPR 2020 (arXiv 1911.07053); a program of others (er_wa) was read; how the tables combine it with ER is remembered"
     known_difference = "how the tables combine weight aligning with ER is remembered"
     linear = True
     needs_boundaries = True
