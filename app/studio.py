@@ -32,7 +32,7 @@ from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
 from export.publish.policy import Policy
-from export.publish.publisher import Publisher
+from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
@@ -377,8 +377,7 @@ class Studio:
         return self.between_steps(change)
 
     def policy(self) -> Policy:
-        settings = self.own.workspace.settings
-        return Policy(most_drop=settings.publish_most_drop, keep=settings.publish_keep)
+        return Policy.of(self.own.workspace.settings)
 
     def arrange_publishing(self) -> None:
         """Start, change or end periodic publishing, as the settings say."""
@@ -389,15 +388,8 @@ class Studio:
                 self._retired.append(self.publisher)
                 # In a thread: it finishes the version under way, which takes time.
                 threading.Thread(target=self.publisher.stop, name="publisher's end", daemon=True).start()
-            self.publisher = None
-            settings = self.own.workspace.settings
-            if settings.publish_steps or settings.publish_seconds:
-                self.publisher = Publisher(
-                    self.own.live,
-                    self.policy(),
-                    every_steps=settings.publish_steps or None,
-                    every_seconds=float(settings.publish_seconds) or None,
-                )
+            self.publisher = publisher_of(self.own.live)
+            if self.publisher is not None:
                 self.publisher.start()
 
     # The state for the pages ------------------------------------------------------------------------------------------

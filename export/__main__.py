@@ -20,11 +20,13 @@ from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.settings import Settings
 from export.device.access_token import VARIABLE
 from export.device.manifest import Manifest
 from export.publish import serve as server
 from export.publish.policy import Policy, Refused
-from export.publish.versions import latest_version, rollback, rollforward, versions
+from export.publish.staging import check_devices, staged
+from export.publish.versions import latest_version, release, rollback, rollforward, stage, versions
 
 if TYPE_CHECKING:
     from export.publish.publish import Published
@@ -35,6 +37,8 @@ examples:
   python -m export --workspace parts --every 60          go on, whenever there is something new; Ctrl-C ends
   python -m export list --workspace parts                the versions, and which one is current
   python -m export rollback --workspace parts            make the version before it current; `rollforward` undoes that
+  python -m export stage --workspace parts --devices cam-1,cam-2   publish for these devices only
+  python -m export release --workspace parts             give that version to all; `rollback` takes it back instead
   python -m export serve --workspace parts               give models to devices over HTTP
   python -m export.runtime --models parts/exports --source 0      classify on a device
 
@@ -115,7 +119,13 @@ def publish(
 
 
 def _publish_once(
-    workspace: Path, exports: Path, policy: Policy, variants: list[str], as_json: bool, by_hand: bool
+    workspace: Path,
+    exports: Path,
+    policy: Policy,
+    variants: list[str],
+    as_json: bool,
+    by_hand: bool,
+    devices: tuple[str, ...] = (),
 ) -> None:
     from export.publish import publish  # torch takes seconds, and nothing else needs it
     from export.publish.snapshot import snapshot_of_workspace
@@ -123,7 +133,7 @@ def _publish_once(
     snapshot = snapshot_of_workspace(workspace)
     same = None if policy.force else publish.unchanged(exports, snapshot)
     if same is None:
-        _say(publish.publish(exports, snapshot, policy, variants, by_hand), as_json)
+        _say(publish.publish(exports, snapshot, policy, variants, by_hand, devices), as_json)
         return
     not_made = f", and so no {' and '.join(variants)} variant was made" if variants else ""
     if as_json:
@@ -208,15 +218,19 @@ def _summary(manifest: Manifest) -> str:
 def list_versions(workspace: W, as_json: AsJson = False) -> None:
     """The published versions."""
     exports = _exports(workspace)
-    kept, current = versions(exports), latest_version(exports)
+    kept, current, tried = versions(exports), latest_version(exports), staged(exports)
     if as_json:
-        print(json.dumps({"latest": current, "versions": [each.facts for each in kept]}, ensure_ascii=False))
+        trial = {"version": tried.version, "devices": tried.devices, "since": tried.since} if tried else None
+        facts = {"latest": current, "staged": trial, "versions": [each.facts for each in kept]}
+        print(json.dumps(facts, ensure_ascii=False))
         return
     if not kept:
         print(f"no version yet: `python -m export --workspace {workspace}` publishes one")
     for each in kept:
-        mark = "*" if each.version == current else " "
+        mark = "*" if each.version == current else "+" if tried and each.version == tried.version else " "
         print(f"{mark} {each.version:>6}  {each.created}  {_summary(each)}")
+    if tried:
+        print(f"+ version {tried.version} is on trial on {', '.join(tried.devices)}")
 
 
 @commands.command("rollback")
@@ -227,7 +241,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an older version current."""
+    """Make an older version current for all devices; a trial that `stage` began ends."""
     _say_current(rollback(_exports(workspace), version), as_json)
 
 
@@ -235,6 +249,43 @@ def roll_back(
 def roll_forward(workspace: W, as_json: AsJson = False) -> None:
     """End a rollback."""
     _say_current(rollforward(_exports(workspace)), as_json)
+
+
+@commands.command("stage", short_help="give a version to some devices first")
+def stage_version(
+    workspace: W,
+    devices: Annotated[str, Option(metavar="ID,ID", help="who gets it; all others keep the current version")],
+    version: Annotated[
+        int | None, Argument(help="its number", show_default="a new one, from the newest checkpoint")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a version to named devices only, and to all of them with `release`.
+
+    Publishing by itself waits until the trial ends: by `release`, by `rollback`, or by publishing by hand.
+    """
+    exports, named = _exports(workspace), check_devices(devices)
+    if version is None:
+        settings = Settings.load(Layout(workspace).settings)
+        variants = ["int8"] if settings.publish_int8 else []
+        try:
+            _publish_once(workspace, exports, Policy.of(settings), variants, as_json, True, named)
+        except Refused as error:
+            raise Failed(f"not published: {error}") from None
+        if not as_json:
+            print(f"on trial on {', '.join(named)}: `release` gives it to all, `rollback` takes it back")
+        return
+    manifest = stage(exports, version, named)
+    if as_json:
+        print(json.dumps({"latest": latest_version(exports), "staged": manifest.version, "devices": named}))
+    else:
+        print(f"version {manifest.version} is on trial on {', '.join(named)}: {_summary(manifest)}")
+
+
+@commands.command("release")
+def release_version(workspace: W, as_json: AsJson = False) -> None:
+    """Make the version on trial the current one for all devices."""
+    _say_current(release(_exports(workspace)), as_json)
 
 
 def _say_current(manifest: Manifest, as_json: bool) -> None:
@@ -254,11 +305,21 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = server.DEFAULT_PORT,
     token: Annotated[
         Path | None,
-        Option(metavar="FILE", help="only for who sends this bearer token", show_default=f"${VARIABLE}"),
+        Option(
+            metavar="FILE",
+            help="only for who sends one of its bearer tokens, a line each; or `device: token`",
+            show_default=f"${VARIABLE}",
+        ),
     ] = None,
+    with_parent: Annotated[
+        bool, Option("--with-parent", hidden=True, help="end when standard input ends")
+    ] = False,
 ) -> None:
-    """Give published models to devices over HTTP, read-only, for `python -m export.runtime --models URL`."""
-    server.serve(workspace, host, port, token)
+    """Give published models to devices over HTTP, for `python -m export.runtime --models URL`.
+
+    Devices report what they run (`python -m edge_hpcr devices W`), and may send back frames that are worth a label.
+    """
+    server.serve(workspace, host, port, token, with_parent)
 
 
 def main(arguments: list[str] | None = None) -> int:

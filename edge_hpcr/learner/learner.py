@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -335,12 +335,11 @@ class Learner:
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        held = len(self.memory)
-        if not held:
+        if not len(self.memory):
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
-            slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+            slots = self.memory.choose(2 * max(1, self.config.replay))
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
@@ -362,11 +361,11 @@ class Learner:
         begun = time.perf_counter()
         with self._undone_on_error():
             inputs, columns, replay = choose()
-            batch = self._forward(inputs, columns, replay)
+            batch = self._forward(inputs, columns, replay, ids)
             outcome = self._read(batch, *self._backward(batch), len(inputs))
-            offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
+            offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
-        self.optimiser.step()
+        self.optimiser.step(self._rate())
         if self.average is not None:
             self.average.update(self.network, self.step)
         if remember:
@@ -379,6 +378,11 @@ class Learner:
         seconds = time.perf_counter() - begun
         return StepReport(self.step - 1, outcome.loss, outcome.correct, len(replay.ids), seconds)
 
+    def _rate(self) -> float:
+        """The learning rate's share that is left: it falls with the root of the steps, as nobody knows how many will come."""
+        decay = self.config.lr_decay
+        return 1.0 if decay is None else (1 + self.step / decay) ** -0.5
+
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:
         """Let the backbone's statistics follow what is seen; proxies move with the features."""
@@ -389,14 +393,15 @@ class Learner:
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
-        random_state = self.rng.bit_generator.state
+        """Leave draws, batch-norm statistics and gradients as they were when the step cannot be taken."""
+        random_state, drawn = self.rng.bit_generator.state, self.memory.drawn()
         buffers = list(self.network.buffers())
         before = torch._foreach_clone(buffers) if buffers else []
         try:
             yield
         except BaseException:
             self.rng.bit_generator.state = random_state
+            self.memory.undraw(drawn)
             for buffer, good in zip(buffers, before, strict=True):
                 buffer.copy_(good)
             self.network.zero_grad(set_to_none=True)
@@ -439,7 +444,9 @@ class Learner:
         chosen = self.rng.integers(1, self.config.stored_views, len(inputs))
         return self.to_device(inputs[np.arange(len(inputs)), chosen])
 
-    def _forward(self, inputs: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
+    def _forward(
+        self, inputs: np.ndarray, columns: np.ndarray, replay: Replay, ids: np.ndarray | None
+    ) -> Batch:
         """The incoming and the replayed group through the network, each followed by its augmented views."""
         views = 2 if self.config.views else 1
         every = np.concatenate([inputs, replay.inputs])
@@ -472,7 +479,16 @@ class Learner:
             records=Records(repeated(replay.logits), repeated(replay.features), repeated(replay.known)),
             step=self.step,
             tau=self.config.tau,
+            ids=self.memory.new_ids(len(columns)) if ids is None else ids,
+            teach=None if self.average is None else partial(self._teach, self.average.network),
         )
+
+    @torch.no_grad()
+    def _teach(self, average: Network, inputs: Tensor) -> Tensor:
+        """What the averaged weights say of inputs, with their own batch-norm statistics."""
+        with computing_in(self.config.compute, self.device):
+            features = average.features(inputs).float()
+        return average.logits(features)
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The gradients of the batch's loss, as the method wants them; returns the loss and the gradients' norm."""
@@ -501,12 +517,7 @@ class Learner:
         return _Outcome(float(loss_there), int(correct_there), *rows)
 
     def _offer(
-        self,
-        inputs: np.ndarray,
-        columns: np.ndarray,
-        batch: Batch,
-        outcome: _Outcome,
-        ids: np.ndarray | None,
+        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, outcome: _Outcome
     ) -> Offer | None:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
@@ -514,7 +525,7 @@ class Learner:
         logits = outcome.logits if self.method.stores_logits else None
         features = outcome.features if self.method.stores_features else None
         slots = self.method.choose_slots(self.view, batch)
-        return self.memory.offer(inputs, columns, logits, features, ids, slots)
+        return self.memory.offer(inputs, columns, logits, features, batch.ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:

@@ -9,55 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.checks import check_inputs, whole_numbers
-from edge_hpcr.learner.codec import DEFAULT_QUALITY, FLOAT, LATENT, LOSSY_CODECS, check_codec, typical_bytes
+from edge_hpcr.learner.codec import FLOAT, LATENT
+from edge_hpcr.learner.drawing import Deck, least_used
+from edge_hpcr.learner.memory_config import MemoryConfig as MemoryConfig
 from edge_hpcr.learner.rows import (
     InputStore,
+    Numbers,
+    Precision,
     Rows,
     check_array,
     input_store,
     slot_overhead,
     stored_bytes,
-    to_precision,
 )
 
 MAX_CLASSES = 65535  # labels and `known` are uint16
 
-_PRECISIONS: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 _HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
-
-
-@dataclass(frozen=True)
-class MemoryConfig:
-    """The budget (exactly one of `samples` and `bytes`) and how a sample is kept."""
-
-    samples: int | None = None
-    bytes: int | None = None
-    codec: str = "raw"
-    quality: int = DEFAULT_QUALITY
-    precision: str = "float16"
-
-    def __post_init__(self) -> None:
-        if (self.samples is None) == (self.bytes is None):
-            raise UserError("the memory needs exactly one budget: a number of samples or a number of bytes")
-        budget = self.samples if self.bytes is None else self.bytes
-        if not isinstance(budget, int) or budget < 1:
-            raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
-        one_of("precision", self.precision, _PRECISIONS)
-        check_codec(self.codec, self.quality)
-
-    @property
-    def encoding(self) -> tuple[str, int | None]:
-        """What decides the bytes of an input."""
-        return self.codec, self.quality if self.codec in LOSSY_CODECS else None
-
-    def capacity(self, row_bytes: int, reserved: int = 0) -> int:
-        """How many rows of this size the budget holds, beside bytes that are not the memory's."""
-        return self.samples if self.samples is not None else max(0, (self.bytes or 0) - reserved) // row_bytes
-
-    def exceeded_by(self, count: int, total_bytes: int) -> bool:
-        return count > self.samples if self.samples is not None else total_bytes > (self.bytes or 0)
+_USES = np.dtype(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -86,6 +57,18 @@ class Offer:
     slots: dict[int, int | None] | None  # where the method wants them; None: the reservoir decides
 
 
+@dataclass
+class _ClassStream:
+    """What a balanced memory knows of the samples of one class: how many came, and whether any had to leave."""
+
+    seen: int = 0
+    left: bool = False
+
+    def admits(self, held: int) -> float:
+        """The probability that the next one is taken in, of which one then leaves by chance (Vitter's reservoir)."""
+        return (held + 1) / (self.seen + 1) if self.left else 1.0
+
+
 class ReplayMemory:
     """A uniform random sample of the stream within a budget, whatever the samples' sizes.
 
@@ -95,6 +78,9 @@ class ReplayMemory:
     need not be stored: with `threshold` t the smallest key ever evicted, the k held keys are independent
     and uniform in (0, t). So a newcomer belongs to the memory with probability t, the largest of k keys
     is that of a uniformly chosen sample, and its value is distributed as t * U**(1/k).
+
+    With `keep="balanced"` whoever leaves is of the class that holds most, and each class is a reservoir of its own
+    (Chrysakis and Moens 2020): rare classes are kept whole while frequent ones share what is left.
 
     >>> memory = ReplayMemory(MemoryConfig(samples=2), (8, 8, 3), 0, False, np.random.default_rng(0))
     >>> memory.add_class()
@@ -123,11 +109,13 @@ class ReplayMemory:
         self._next_id = 0
         self._count = 0
         self._input_bytes = 0
-        precision = _PRECISIONS[config.precision]
+        self._deck = Deck()
+        self._classes: list[_ClassStream] = []
         self._heads = Rows((), _HEAD)
-        self._logits = Rows((0,), precision)
-        self._features = Rows((feature_size,), precision)
-        self._inputs = input_store(self.input_shape, config.codec, config.quality)
+        self._logits = Numbers(0, config.logit_precision)
+        self._features = Numbers(feature_size, config.feature_precision)
+        self._inputs = input_store(self.input_shape, config.codec, config.quality, config.side)
+        self._uses = Rows((), _USES)  # how often each was replayed, where that decides
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
         exact = config.codec in ("raw", FLOAT, LATENT)
         self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
@@ -157,7 +145,7 @@ class ReplayMemory:
         kept = int(np.prod(self.input_shape))
         extra = self.feature_size + self._logits.shape[0]
         row = self.row_bytes()
-        plain = row - extra * _PRECISIONS[self.config.precision].itemsize
+        plain = row - extra * self._logits.dtype.itemsize
         return {"numbers": (kept + extra) / kept, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
@@ -193,6 +181,7 @@ class ReplayMemory:
             self._evict()
         self._trim()
         self.num_classes += 1
+        self._classes.append(_ClassStream())
         if self.stores_logits:
             self._logits.widen()
 
@@ -203,12 +192,11 @@ class ReplayMemory:
 
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
-        values = self._features.head(self._count).astype(np.float32) @ direction
-        for logits in self._logits.views(self._count):
-            logits[:, column], values = (
-                to_precision(values[: len(logits)], self._logits.dtype),
-                values[len(logits) :],
-            )
+        self._logits.set_column(column, self._features.values(self._count) @ direction)
+
+    def new_ids(self, count: int) -> np.ndarray:
+        """What so many samples would be called that come without ids of their own."""
+        return np.arange(self._next_id, self._next_id + count)
 
     def update(self, *batch: Any, **options: Any) -> None:
         """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
@@ -233,27 +221,36 @@ class ReplayMemory:
         labels = whole_numbers(labels, count, "labels")
         if labels.max() >= self.num_classes:
             raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
-        if ids is None:
-            ids = np.arange(self._next_id, self._next_id + count)
-        ids = whole_numbers(ids, count, "ids")
-        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits")
-        features = self._check_numbers(features, (count, self.feature_size), "features")
+        ids = whole_numbers(self.new_ids(count) if ids is None else ids, count, "ids")
+        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits", self._logits.precision)
+        features = self._check_numbers(
+            features, (count, self.feature_size), "features", self._features.precision
+        )
         keys = self._rng.random(count)
-        # The threshold only falls while the batch is taken in, so no other sample can be admitted.
-        candidates = np.flatnonzero(keys < self.threshold).tolist() if slots is None else list(slots)
+        candidates = list(slots) if slots is not None else self._candidates(keys, labels)
         stored = {row: self._to_stored(inputs[row]) for row in candidates}
         return Offer(keys, ids, labels, logits, features, stored, slots)
+
+    def _candidates(self, keys: np.ndarray, labels: np.ndarray) -> list[int]:
+        """The rows that may be kept. What admits a sample only falls while the batch is taken in."""
+        if self.config.keep == "reservoir":
+            return np.flatnonzero(keys < self.threshold).tolist()
+        held = self.class_counts()
+        admits = np.array([self._classes[label].admits(held[label]) for label in labels.tolist()])
+        return np.flatnonzero(keys < admits).tolist()
 
     def admit(self, offer: Offer) -> None:
         """Take an offer into the reservoir, or into the slots that the method chose."""
         self.seen += len(offer.keys)
+        for label in offer.labels.tolist():
+            self._classes[label].seen += 1
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
         for row, stored in offer.inputs.items():
             head = (offer.ids[row], offer.labels[row], self.num_classes)
             values = head, stored, offer.logits[row], offer.features[row]
             if offer.slots is not None:
                 self._put(offer.slots[row], *values)
-            elif offer.keys[row] < self.threshold:
+            elif self.config.keep == "balanced" or offer.keys[row] < self.threshold:
                 self._append(*values)
                 self._shrink()
         self._shrink()
@@ -261,8 +258,29 @@ class ReplayMemory:
     # Replay
 
     def sample(self, k: int) -> Replay:
-        """`min(k, len)` distinct rows, each set of them equally likely."""
-        return self.at(self._rng.choice(self._count, size=min(k, self._count), replace=False))
+        """`min(k, len)` distinct rows, as `choose` draws them."""
+        return self.at(self.choose(k))
+
+    def choose(self, k: int) -> np.ndarray:
+        """The slots of `min(k, len)` distinct samples; each set of them is equally likely, unless `draw` says otherwise."""
+        if self.config.draw == "deck":
+            return self._deck.choose(self.labels(), k, self._rng)
+        if self.config.draw == "random":
+            return self._rng.choice(self._count, size=min(k, self._count), replace=False)
+        slots = least_used(self._uses.head(self._count), k, self._rng)
+        for slot in slots.tolist():
+            self._uses.put(slot, self._uses.get(slot) + 1)
+        return slots
+
+    def drawn(self) -> Any:
+        """What the next draw depends on beside the generator, for `undraw`."""
+        return [*self._deck.cards], self._uses.head(self._count)
+
+    def undraw(self, drawn: Any) -> None:
+        """Take back the draws since `drawn`; no sample may have come or gone."""
+        self._deck.cards, uses = drawn
+        for slot, count in enumerate(uses.tolist()):
+            self._uses.put(slot, count)
 
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
@@ -274,8 +292,8 @@ class ReplayMemory:
             ids=heads["id"].copy(),
             inputs=self._inputs.gather(slots),
             labels=heads["label"].astype(np.int64),
-            logits=self._logits.gather(slots).astype(np.float32),
-            features=self._features.gather(slots).astype(np.float32),
+            logits=self._logits.gather(slots),
+            features=self._features.gather(slots),
             known=heads["known"].astype(np.int64),
         )
 
@@ -311,6 +329,8 @@ class ReplayMemory:
             heads["known"] -= heads["known"] > column
         if self.stores_logits:
             self._logits.delete_column(column)
+        self._deck.drop_class(column)
+        del self._classes[column]
         self.num_classes -= 1
         return removed
 
@@ -324,10 +344,12 @@ class ReplayMemory:
             raise UserError(
                 f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
             )
-        store = input_store(self.input_shape, config.codec, config.quality) if recode else self._inputs
+        store = self._inputs
+        if recode:
+            store = input_store(self.input_shape, config.codec, config.quality, config.side)
         sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
         fixed = self._fixed_bytes(config, self._logits.shape[0])
-        mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.input_shape, config.codec)
+        mean = -(-sum(sizes) // len(sizes)) if sizes else config.typical_bytes(self.input_shape)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
         growth = config.capacity(fixed + mean, self.reserved) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
@@ -340,8 +362,12 @@ class ReplayMemory:
             sizes.pop()
         if recode:
             self._recode(store)
-        for numbers in (self._logits, self._features):
-            numbers.cast(_PRECISIONS[config.precision])
+        self._logits.cast(config.logit_precision)
+        self._features.cast(config.feature_precision)
+        if config.draw != self.config.draw:
+            self._deck, self._uses = Deck(), Rows((), _USES)
+            for slot in range(self._count if config.draw == "least_used" else 0):
+                self._uses.put(slot, 0)
         self.config = config
         self._trim()
 
@@ -353,6 +379,8 @@ class ReplayMemory:
         arrays["logits"] = self._logits.head(self._count)
         arrays["features"] = self._features.head(self._count)
         arrays |= self._inputs.arrays(self._count)
+        if self._uses_column:
+            arrays["uses"] = self._uses.head(self._count)
         meta = {
             "config": asdict(self.config),
             "image_shape": list(self.input_shape),
@@ -362,6 +390,8 @@ class ReplayMemory:
             "threshold": self.threshold,
             "seen": self.seen,
             "next_id": self._next_id,
+            "deck": self._deck.cards,
+            "classes": [asdict(each) for each in self._classes],
         }
         return arrays, meta
 
@@ -377,8 +407,11 @@ class ReplayMemory:
             memory.threshold = float(meta["threshold"])
             memory.seen = int(meta["seen"])
             memory._next_id = int(meta["next_id"])
+            memory._deck = Deck(meta.get("deck"))  # older checkpoints have neither
+            known = meta.get("classes") or [{}] * memory.num_classes
+            memory._classes = [_ClassStream(**each) for each in known]
             if memory.stores_logits:
-                memory._logits = Rows((memory.num_classes,), memory._logits.dtype)
+                memory._logits = Numbers(memory.num_classes, config.logit_precision)
             memory._fill(arrays)
         except (KeyError, TypeError) as error:
             raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
@@ -400,12 +433,20 @@ class ReplayMemory:
         heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
         for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
             self._append(*row)
+        if self._uses_column:
+            check_array(arrays["uses"], "uses", _USES, (count,))
+            for slot, uses in enumerate(arrays["uses"].tolist()):
+                self._uses.put(slot, uses)
 
     # Insides
 
     @property
     def _columns(self) -> tuple[Rows | InputStore, ...]:
-        return self._heads, self._inputs, self._logits, self._features
+        return self._heads, self._inputs, self._logits, self._features, *self._uses_column
+
+    @property
+    def _uses_column(self) -> tuple[Rows, ...]:
+        return (self._uses,) if self.config.draw == "least_used" else ()
 
     def _put(self, slot: int | None, *row: Any) -> None:
         """Replace the row in this slot; None adds one."""
@@ -413,15 +454,19 @@ class ReplayMemory:
             self._append(*row)
             return
         self._input_bytes += stored_bytes(row[1]) - stored_bytes(self._inputs.get(slot))
-        for column, value in zip(self._columns, row, strict=True):
-            column.put(slot, value)
+        self._write(slot, row)
 
     def _append(self, *row: Any) -> None:
         """Add a row: head, stored input, logits, features."""
-        for column, value in zip(self._columns, row, strict=True):
-            column.put(self._count, value)
+        self._write(self._count, row)
         self._count += 1
         self._input_bytes += stored_bytes(row[1])
+
+    def _write(self, slot: int, row: tuple[Any, ...]) -> None:
+        # A newcomer counts as replayed as often as the rest: from 0 it would be drawn until it has caught up.
+        uses = [column.head(self._count).min() if self._count else 0 for column in self._uses_column]
+        for column, value in zip(self._columns, (*row, *uses), strict=True):
+            column.put(slot, value)
 
     def _delete(self, slot: int) -> None:
         last = self._count - 1
@@ -438,10 +483,18 @@ class ReplayMemory:
 
     def _evict(self) -> int:
         """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
-        slot = int(self._rng.integers(self._count))
+        slot = self._leaving()
         self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
         self._delete(slot)
         return slot
+
+    def _leaving(self) -> int:
+        """The slot whose sample has to leave: any, or any of the class that holds most."""
+        if self.config.keep == "reservoir":
+            return int(self._rng.integers(self._count))
+        largest = int(self.class_counts().argmax())
+        self._classes[largest].left = True
+        return int(self._rng.choice(np.flatnonzero(self._held("label") == largest)))
 
     def _remove_where(self, field: str, value: int) -> int:
         slots = np.flatnonzero(self._held(field) == value)
@@ -493,18 +546,19 @@ class ReplayMemory:
 
     def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
         """What one slot costs besides its input's own bytes, by kind."""
-        item, label = _PRECISIONS[config.precision].itemsize, _HEAD["label"].itemsize
+        item, label = config.logit_precision.dtype.itemsize, _HEAD["label"].itemsize
+        uses = _USES.itemsize if config.draw == "least_used" else 0
         return {
             "label": label,
             "logits": columns * item,
             "features": self.feature_size * item,
-            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
+            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec) + uses,
         }
 
     def _typical_input_bytes(self) -> int:
         if self._count:
             return -(-self._input_bytes // self._count)
-        return typical_bytes(self.input_shape, self.config.codec)
+        return self.config.typical_bytes(self.input_shape)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
         if config.capacity(row_bytes, self.reserved) < classes:
@@ -523,7 +577,9 @@ class ReplayMemory:
         if not 0 <= column < self.num_classes:
             raise UserError(f"class column {column} is outside the {self.num_classes} known classes")
 
-    def _check_numbers(self, values: np.ndarray | None, shape: tuple[int, int], name: str) -> np.ndarray:
+    def _check_numbers(
+        self, values: np.ndarray | None, shape: tuple[int, int], name: str, precision: Precision
+    ) -> np.ndarray:
         if shape[1] == 0:
             return np.empty(shape, np.float32)
         if values is None:
@@ -533,4 +589,4 @@ class ReplayMemory:
             raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
         if not np.isfinite(values).all():
             raise UserError(f"the batch's {name} are not finite: nothing was stored")
-        return to_precision(values, _PRECISIONS[self.config.precision])
+        return precision.stored(values)

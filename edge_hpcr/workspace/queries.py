@@ -150,6 +150,12 @@ class Queries:
         rows = self._rows("SELECT id FROM samples WHERE source_digest = ? ORDER BY id LIMIT 1", (digest,))
         return rows[0][0] if rows else None
 
+    def queued_from(self, origin: str) -> tuple[int, int]:
+        """How many queued samples have an origin that begins so, and their bytes."""
+        query = "SELECT count(*), coalesce(sum(bytes), 0) FROM samples WHERE state = 'queued' AND substr(origin, 1, ?) = ?"
+        ((count, size),) = self._rows(query, (len(origin), origin))
+        return int(count), int(size)
+
     def newest_hashes(self, count: int) -> list[int]:
         """Perceptual hashes of the newest samples that are queued or labelled, oldest first."""
         rows = self._rows(

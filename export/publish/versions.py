@@ -2,6 +2,7 @@
 
     exports/v000017/         a version, whole or absent
     exports/latest.json      the current version, replaced atomically
+    exports/staged.json      a version that only some devices get; see staging.py
     exports/history.json     the last number given, and the version that was rolled back from
     exports/lock             held while the folder is changed
 
@@ -11,7 +12,7 @@ Numbers are never used again.
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from export.device.manifest import (
     read_manifest,
     read_model_file,
 )
+from export.publish.staging import end_staging, staged, write_staged
 
 HISTORY, LOCK = "history.json", "lock"
 LOCK_SECONDS = 300.0  # a full export on a slow machine takes a minute
@@ -70,9 +72,14 @@ def rolled_back(exports: Path) -> int | None:
 
 
 def rollback(exports: Path, version: int | None = None) -> Manifest:
-    """Make an older version current: this one, or the one before the current one."""
+    """Make an older version current for all devices: this one, or the one before the current one.
+
+    Without a version, while one is on trial, the trial is what is taken back: everybody gets the current version.
+    """
     with changing(exports):
-        current = _current(exports)
+        current, tried = _current(exports), staged(exports)
+        if version is None and tried is not None and tried.version > current:
+            return _make_current(exports, current, tried.version)
         older = [each.version for each in versions(exports) if each.version < current]
         if not older:
             raise UserError(f"version {current} is the oldest that is kept: there is nothing to roll back to")
@@ -103,12 +110,38 @@ def roll_to(exports: Path, version: int) -> Manifest:
         return _make_current(exports, version)
 
 
-def _make_current(exports: Path, version: int, ends_rollback: bool = False) -> Manifest:
-    source = rolled_back(exports) or _current(exports)
+def stage(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
+    """Give a kept version to these devices only; all others stay with the current one."""
+    with changing(exports):
+        if version == _current(exports):
+            raise UserError(
+                f"version {version} is the current one, which all devices have: roll back first, or publish a new one "
+                "for these devices (leave the number out)"
+            )
+        manifest = _check_whole(exports, version)
+        write_staged(exports, version, devices, latest_for(exports / folder_name(version)))
+        return manifest
+
+
+def release(exports: Path) -> Manifest:
+    """Make the version on trial the current one for all devices."""
+    with changing(exports):
+        tried = staged(exports)
+        if tried is None:
+            raise UserError("no version is on trial: `stage` gives one to some devices first")
+        return _make_current(exports, tried.version, ends_rollback=tried.version > _current(exports))
+
+
+def _make_current(
+    exports: Path, version: int, source: int | None = None, ends_rollback: bool = False
+) -> Manifest:
+    """For all devices. `source` is the version that somebody turns away from, if it is not the current one."""
+    source = source or rolled_back(exports) or _current(exports)
     manifest = _check_whole(exports, version)
     back = version < source and not ends_rollback
     if back:
         note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
+    end_staging(exports)
     point_at(exports, exports / folder_name(version))
     if not back:
         note(exports, rolled_back_from=None)
@@ -185,17 +218,21 @@ def note(exports: Path, **changes: int | None) -> None:
     write_atomically(exports / HISTORY, json.dumps(history))
 
 
-def point_at(exports: Path, folder: Path) -> None:
+def latest_for(folder: Path) -> bytes:
+    """The latest.json that names this version."""
     data = (folder / MANIFEST).read_bytes()
-    version = int(folder.name[1:])
-    latest = Latest(version, folder.name, sha256(data))
-    write_atomically(exports / LATEST, latest.to_bytes())
+    return Latest(int(folder.name[1:]), folder.name, sha256(data)).to_bytes()
+
+
+def point_at(exports: Path, folder: Path) -> None:
+    write_atomically(exports / LATEST, latest_for(folder))
 
 
 def prune(exports: Path, keep: int) -> None:
-    current = latest_version(exports)
+    tried = staged(exports)
+    used = (latest_version(exports), tried.version if tried else None)
     for folder in _folders(exports)[:-keep]:
-        if int(folder.name[1:]) != current:
+        if int(folder.name[1:]) not in used:
             removing = exports / f".{folder.name}.removing"
             folder.rename(removing)
             # The manifest first: without it, a reader that lists folders at this moment does not take this for a version.
