@@ -36,7 +36,7 @@ def table(rows: Sequence[ClassHealth]) -> str:
 
 
 def _row(row: ClassHealth, names: dict[int, str]) -> str:
-    right = f"{row.right:,} of {row.samples:,}" if row.samples else "not measured yet"
+    right = f"{row.right:,} of {row.samples:,}" if row.samples else "not yet"
     other = escape(names.get(row.taken_for or 0, ""))
     return (
         f'<tr><th scope="row"><bdi>{escape(row.name)}</bdi></th><td>{row.labels:,}</td><td>{right}</td>'
