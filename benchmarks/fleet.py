@@ -151,6 +151,11 @@ class Trainer:
     def status(self) -> dict[str, Any]:
         return dict(json.loads((self.workspace / "status.json").read_text()))
 
+    def fresh_status(self) -> dict[str, Any]:
+        """One that was made after now: the learner writes one about every second, between two steps."""
+        now = time.time()
+        return dict(until(lambda: (found := self.status())["at"] > now and found, self))
+
     def classes(self) -> int:
         """That the current version knows; 0 before there is one."""
         exports = self.workspace / "exports"
@@ -200,12 +205,12 @@ def measure_polls(folder: Path, quick: bool) -> Facts:
         polling = devices.Polling(trainer.port, TOKEN, DEVICES)
         for number in tqdm(range(rounds), "rounds", disable=None, leave=False):
             for asked in (True, False) if number % 2 else (False, True):
-                before = trainer.status()
+                before = trainer.fresh_status()
                 if asked:
                     asyncio.run(polling.run(seconds))
                 else:
                     time.sleep(seconds)
-                after = trainer.status()
+                after = trainer.fresh_status()
                 rates[asked].append((after["step"] - before["step"]) / (after["at"] - before["at"]))
         downloads = _download(trainer)
     slowdown = 1 - float(np.median(np.array(rates[True]) / np.array(rates[False])))

@@ -398,3 +398,12 @@ def test_tokens_of_the_environment_are_one_for_all(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("EDGE_HPCR_TOKEN", TOKEN)
     tokens = Tokens.read(None)
     assert tokens.are_wanted and tokens.owner(TOKEN) == (True, None) and not tokens.owner(OTHER)[0]
+
+
+def test_a_length_and_pieces_together_are_refused(server):
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), 10) as raw:
+        raw.sendall(
+            f"POST /devices/a/report HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 4\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode()
+        )
+        assert raw.recv(100).startswith(b"HTTP/1.1 411")

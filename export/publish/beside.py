@@ -105,7 +105,7 @@ class ServerProcess:
 
     def __init__(self, workspace: Path, serving: Serving) -> None:
         self._command = [
-            *(sys.executable, "-m", "export", "serve", "--workspace", os.fspath(workspace)),
+            *(sys.executable, "-P", "-m", "export", "serve", "--workspace", os.fspath(workspace)),
             *("--host", serving.host, "--port", str(serving.port), "--with-parent"),
             *(("--token", os.fspath(serving.token)) if serving.token else ()),
         ]

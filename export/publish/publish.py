@@ -25,12 +25,11 @@ from export.publish.quantise import MAKERS, none
 from export.publish.republish import load_template, republish, save_template
 from export.publish.running import TwoParts, read_model
 from export.publish.snapshot import Snapshot
-from export.publish.staging import end_staging, staged, write_staged
+from export.publish.staging import end_staging, staged
 from export.publish.to_onnx import Exported, ParityFailed, described, export_full, file_facts
 from export.publish.versions import (
     changing,
     folder_name,
-    latest_for,
     latest_or_none,
     next_version,
     note,
@@ -39,6 +38,7 @@ from export.publish.versions import (
     read_current,
     rolled_back,
     signing_key,
+    try_on,
     versions,
 )
 
@@ -111,7 +111,7 @@ def publish(
             shutil.rmtree(writing, ignore_errors=True)
             raise
         if devices:
-            write_staged(exports, version, devices, latest_for(folder))
+            try_on(exports, folder, devices)
         else:
             end_staging(exports)
             point_at(exports, folder)

@@ -121,8 +121,17 @@ def stage(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
                 "for these devices (leave the number out)"
             )
         manifest = _check_whole(exports, version)
-        write_staged(exports, version, devices, latest_for(exports / folder_name(version)))
+        try_on(exports, exports / folder_name(version), devices)
         return manifest
+
+
+def try_on(exports: Path, folder: Path, devices: Sequence[str]) -> None:
+    """Give this version to these devices only; under the folder's lock."""
+    before = staged(exports)
+    if before is not None and not set(before.devices) <= set(devices):
+        # Written once more, so that it is the later word for a device that leaves the trial.
+        point_at(exports, exports / folder_name(_current(exports)))
+    write_staged(exports, int(folder.name[1:]), devices, latest_for(folder))
 
 
 def release(exports: Path) -> Manifest:
