@@ -160,7 +160,10 @@ class Feeder(feeder.Feeder):
             super().leave()
             if name == DEMONSTRATION:
                 queued = self.workspace.journal.samples(state="queued", origin=name)
-                self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
+                try:
+                    self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
+                except UserError as error:  # of the disk; another source is wanted all the same
+                    self.live.report(str(error))
 
     def _open(self, spec: str, labels: str) -> Stream:
         if spec == BROWSER:

@@ -43,10 +43,11 @@ class Room:
 
     def stop(self) -> int:
         """End; returns how many labels of the source could not be stored."""
-        unstored = self.feeder.stop()
-        self.transfers.stop()
-        self.live.stop()
-        return unstored
+        try:
+            return self.feeder.stop()
+        finally:
+            self.transfers.stop()
+            self.live.stop()
 
 
 class Demonstration(Room):

@@ -24,9 +24,18 @@ from edge_hpcr.workspace.settings import Settings
 from export.device.access_token import VARIABLE
 from export.device.manifest import Manifest
 from export.publish import serve as server
+from export.publish.keys import PrivateKey, make_keys
 from export.publish.policy import Policy, Refused
 from export.publish.staging import check_devices, staged
-from export.publish.versions import latest_version, release, rollback, rollforward, stage, versions
+from export.publish.versions import (
+    latest_version,
+    release,
+    rollback,
+    rollforward,
+    sign_versions,
+    stage,
+    versions,
+)
 
 if TYPE_CHECKING:
     from export.publish.publish import Published
@@ -39,6 +48,7 @@ examples:
   python -m export rollback --workspace parts            make the version before it current; `rollforward` undoes that
   python -m export stage --workspace parts --devices cam-1,cam-2   publish for these devices only
   python -m export release --workspace parts             give that version to all; `rollback` takes it back instead
+  python -m export keygen --private key.pem --public public.pem    keys to sign versions with (--sign key.pem)
   python -m export serve --workspace parts               give models to devices over HTTP
   python -m export.runtime --models parts/exports --source 0      classify on a device
 
@@ -48,6 +58,14 @@ in parts/exports; devices change to a new one while they run. `python -m export 
 LONGEST_WAIT = 366 * 86_400.0  # seconds
 
 W = Annotated[Path, Option(metavar="W", help="the learner's folder")]
+Sign = Annotated[
+    Path | None,
+    Option(
+        "--sign",
+        metavar="FILE",
+        help="sign with this private key, now and from now on (the setting publish_key)",
+    ),
+]
 AsJson = Annotated[bool, Option("--json", help="print JSON instead of text")]
 
 
@@ -77,6 +95,14 @@ def _exports(workspace: Path) -> Path:
     return layout.exports
 
 
+def _sign_with(workspace: Path, key: Path | None) -> None:
+    """Keep in the settings which key signs, so that a rollback or a running learner signs too."""
+    if key is not None:
+        PrivateKey(key)
+        path = Layout(workspace).settings
+        Settings.load(path).replace(publish_key=str(key.resolve())).save(path)
+
+
 # Publishing -----------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +122,7 @@ def publish(
     force: Annotated[
         bool, Option("--force", help="publish though it is worse than, or the same as, the last version")
     ] = False,
+    sign: Sign = None,
 ) -> None:
     """Publish the newest checkpoint as an ONNX model that describes itself.
 
@@ -104,6 +131,7 @@ def publish(
     ones take about a second.
     """
     exports = _exports(workspace)
+    _sign_with(workspace, sign)
     policy = Policy(most_drop=most_drop, keep=keep, force=force)
     variants = [name for name, asked in (("int8", int8), ("fp16", fp16)) if asked]
     once = partial(_publish_once, workspace, exports, policy, variants, as_json)
@@ -296,6 +324,29 @@ def _say_current(manifest: Manifest, as_json: bool) -> None:
         print(json.dumps({"latest": manifest.version}))
     else:
         print(f"version {manifest.version} is current: {_summary(manifest)}")
+
+
+# Signing --------------------------------------------------------------------------------------------------------------
+
+
+@commands.command(short_help="make the keys that sign versions")
+def keygen(
+    private: Annotated[
+        Path, Option(metavar="FILE", help="for the trainer; keep it secret, and a copy of it")
+    ],
+    public: Annotated[Path, Option(metavar="FILE", help="for the devices (`--public-key FILE`)")],
+) -> None:
+    """Make a pair of keys (Ed25519): devices that are given the public one take nothing that is not signed."""
+    make_keys(private, public)
+    print(f"{private} signs (`python -m export --workspace W --sign {private}`); {public} is for the devices")
+
+
+@commands.command(short_help="sign the versions that are there already")
+def sign(workspace: W, sign: Sign = None) -> None:
+    """Sign every kept version, and which of them is current."""
+    exports = _exports(workspace)
+    _sign_with(workspace, sign)
+    print(f"{sign_versions(exports)} versions are signed")
 
 
 # Serving --------------------------------------------------------------------------------------------------------------

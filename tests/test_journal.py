@@ -453,3 +453,11 @@ def test_a_label_does_not_look_at_all_that_was_ever_done(journal):
     journal.label([sample], mug)
     journal._db.set_progress_handler(None, 0)
     assert sum(steps) < 5000, "of SQLite's machine"
+
+
+def test_a_journal_that_was_deleted_takes_nothing_more(journal):
+    mug = journal.create_class("mug")
+    (sample,) = add(journal, 1)
+    journal.path.unlink()
+    with pytest.raises(UserError, match="was deleted or replaced while it was in use: nothing more is saved"):
+        journal.label([sample], mug)

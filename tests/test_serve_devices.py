@@ -219,7 +219,7 @@ def test_other_places_take_nothing(server, path: str):
 
 def test_half_a_frame_is_no_frame(server, workspace: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serve, "BODY_SECONDS", 0.3)
-    monkeypatch.setattr(serve, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(serve.ExportsServer, "longest_wait", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), 20) as raw:
         raw.sendall(
             f"POST /devices/a/frames/1 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"

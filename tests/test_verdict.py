@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.tabs import verdict as tab
 from edge_hpcr.live.suspicious import contradictions
 from edge_hpcr.live.verdict import Contradiction, at_least, health, verdict
 from edge_hpcr.workspace.records import ClassRow
@@ -134,3 +135,13 @@ def test_pictures_that_look_the_same_and_are_called_differently_contradict() -> 
     assert contradictions(ids, classes, features, hashes) == [Contradiction(1, 2, (1, 2))]
     features[1] = [1, -1, 1, -1]  # a hash alone may be equal by chance
     assert contradictions(ids, classes, features, hashes) == []
+
+
+def test_the_accuracy_tab_shows_the_sentence_and_a_row_for_each_class_as_text() -> None:
+    classes = taught(**{"<b>mug</b>": 20, "cup": 20})
+    answers = [(1, 1, 20), (2, 2, 15), (2, 1, 5)]
+    html = tab.sentence(verdict(classes, answers)) + tab.table(health(classes, answers))
+    assert "<b>88 %</b>" in html and "35 of 40 right on pictures it never learned" in html
+    assert "<b>mug" not in html and html.count("&lt;b&gt;mug&lt;/b&gt;") == 3
+    assert "<td>15 of 20</td>" in html and "Show 5 more of cup." in html
+    assert tab.table(health(classes[:1], answers)) == ""

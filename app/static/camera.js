@@ -54,7 +54,7 @@ export class BrowserCamera {
     this.device = chosen.device;
     chosen.device = chosen.device || "";
     this.video.srcObject = media;
-    await this.video.play().catch(() => {});
+    this.video.play().catch(() => {}); // not waited for: a camera may take long to its first picture
     for (const track of media.getVideoTracks()) track.addEventListener("ended", () => { if (this.media === media) this.lose(GONE); });
     return true;
   }

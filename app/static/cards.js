@@ -114,7 +114,7 @@ export class Cards {
     this.table.replaceChildren(...classes.map((row) => make("tr", {},
       make("th", { scope: "row" }, make("bdi", {}, row.name)),
       make("td", {}, make("meter", { min: 0, max: most, value: row.labels, "aria-label": counted(row.labels, "label") }), ` ${row.labels}`),
-      make("td", {}, row.samples ? `${row.right} of ${row.samples}` : "not measured yet"),
+      make("td", {}, row.samples ? `${row.right} of ${row.samples}` : "not yet"),
       make("td", {}, make("bdi", {}, name(row.taken_for))), make("td", {}, row.advice || "nothing"))));
   }
 

@@ -11,6 +11,7 @@ from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.stream import KINDS, LABELS
+from edge_hpcr.stream.passwords import VARIABLE, with_password
 from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = """
@@ -53,6 +54,10 @@ def parse_period(text: str) -> dict[str, int]:
 def learn(
     workspace: Annotated[Path, Option(metavar="W", help="its folder; made if missing")],
     source: Annotated[str, Option(metavar="SRC", help=KINDS)],
+    camera_password: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="user:password of a camera's address", show_default=f"${VARIABLE}"),
+    ] = None,
     labels: Annotated[
         str, Option(help=f"{' or '.join(LABELS)}: whether sub-folders name the classes")
     ] = "none",
@@ -106,7 +111,7 @@ def learn(
     beside = importlib.import_module(BESIDE).beside(serve, token)
     return session.learn(
         workspace,
-        source,
+        with_password(source, camera_password),
         labels=labels,
         fps=fps,
         seconds=seconds,

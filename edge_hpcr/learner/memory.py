@@ -14,34 +14,9 @@ from edge_hpcr.learner.checks import check_inputs, whole_numbers
 from edge_hpcr.learner.codec import FLOAT, LATENT
 from edge_hpcr.learner.drawing import Deck, least_used
 from edge_hpcr.learner.memory_config import MemoryConfig as MemoryConfig
-from edge_hpcr.learner.rows import (
-    InputStore,
-    Numbers,
-    Precision,
-    Rows,
-    check_array,
-    input_store,
-    slot_overhead,
-    stored_bytes,
-)
-
-MAX_CLASSES = 65535  # labels and `known` are uint16
-
-_HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
-_USES = np.dtype(np.uint32)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Rows drawn from the memory; row i of every field belongs to one and the same sample."""
-
-    slots: np.ndarray
-    ids: np.ndarray
-    inputs: np.ndarray  # images, or latents if the network has a trunk
-    labels: np.ndarray
-    logits: np.ndarray
-    features: np.ndarray
-    known: np.ndarray
+from edge_hpcr.learner.rows import Numbers, input_store, stored_bytes
+from edge_hpcr.learner.slots import MAX_CLASSES, Slots, slot_bytes
+from edge_hpcr.learner.slots import Replay as Replay
 
 
 @dataclass(frozen=True)
@@ -107,34 +82,30 @@ class ReplayMemory:
         self._rng = rng
         self.num_classes = 0
         self._next_id = 0
-        self._count = 0
-        self._input_bytes = 0
         self._deck = Deck()
         self._classes: list[_ClassStream] = []
-        self._heads = Rows((), _HEAD)
-        self._logits = Numbers(0, config.logit_precision)
-        self._features = Numbers(feature_size, config.feature_precision)
-        self._inputs = input_store(self.input_shape, config.codec, config.quality, config.side)
-        self._uses = Rows((), _USES)  # how often each was replayed, where that decides
+        self._slots = Slots(config, self.input_shape, feature_size)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
         exact = config.codec in ("raw", FLOAT, LATENT)
         self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._slots)
 
     # What it costs
 
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
-        slot = self._slot_bytes(self.config, self._logits.shape[0])
-        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot.items()}
+        slot = slot_bytes(self.config, self.feature_size, self._slots.logits.shape[0])
+        parts = {"image": self._slots.input_bytes} | {
+            kind: len(self._slots) * size for kind, size in slot.items()
+        }
         return parts | {"total": sum(parts.values())}
 
     def row_bytes(self, input_bytes: int | None = None) -> int:
         """The cost of one slot now, for an input of this many bytes or else for a typical one."""
         input_bytes = self._typical_input_bytes() if input_bytes is None else input_bytes
-        return self._fixed_bytes(self.config, self._logits.shape[0]) + input_bytes
+        return self._fixed_bytes(self.config, self._slots.logits.shape[0]) + input_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
@@ -143,9 +114,9 @@ class ReplayMemory:
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
         kept = int(np.prod(self.input_shape))
-        extra = self.feature_size + self._logits.shape[0]
+        extra = self.feature_size + self._slots.logits.shape[0]
         row = self.row_bytes()
-        plain = row - extra * self._logits.dtype.itemsize
+        plain = row - extra * self._slots.logits.dtype.itemsize
         return {"numbers": (kept + extra) / kept, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
@@ -157,17 +128,14 @@ class ReplayMemory:
 
     def ids(self) -> np.ndarray:
         """The ids of the held samples, in the order of their slots."""
-        return self._held("id").copy()
+        return self._slots.held("id").copy()
 
     def labels(self) -> np.ndarray:
         """The class columns of the held samples, in the order of their slots."""
-        return self._held("label").astype(np.int64)
+        return self._slots.held("label").astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        return np.bincount(self._held("label"), minlength=self.num_classes)
-
-    def _held(self, field: str) -> np.ndarray:
-        return self._heads.head(self._count)[field]
+        return np.bincount(self._slots.held("label"), minlength=self.num_classes)
 
     # Learning
 
@@ -176,14 +144,16 @@ class ReplayMemory:
         if self.num_classes == MAX_CLASSES:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
-        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes + self.reserved):
+        fixed = self._fixed_bytes(self.config, self._slots.logits.shape[0] + int(self.stores_logits))
+        while self.config.exceeded_by(
+            len(self._slots), len(self._slots) * fixed + self._slots.input_bytes + self.reserved
+        ):
             self._evict()
-        self._trim()
+        self._slots.trim()
         self.num_classes += 1
         self._classes.append(_ClassStream())
         if self.stores_logits:
-            self._logits.widen()
+            self._slots.logits.widen()
 
     def reserve(self, size: int) -> None:
         """Leave so many bytes of the budget to the method; samples leave if they no longer fit beside them."""
@@ -192,7 +162,7 @@ class ReplayMemory:
 
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
-        self._logits.set_column(column, self._features.values(self._count) @ direction)
+        self._slots.logits.set_column(column, self._slots.features.values(len(self._slots)) @ direction)
 
     def new_ids(self, count: int) -> np.ndarray:
         """What so many samples would be called that come without ids of their own."""
@@ -222,10 +192,8 @@ class ReplayMemory:
         if labels.max() >= self.num_classes:
             raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
         ids = whole_numbers(self.new_ids(count) if ids is None else ids, count, "ids")
-        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits", self._logits.precision)
-        features = self._check_numbers(
-            features, (count, self.feature_size), "features", self._features.precision
-        )
+        logits = _checked_numbers(logits, count, self._slots.logits, "logits")
+        features = _checked_numbers(features, count, self._slots.features, "features")
         keys = self._rng.random(count)
         candidates = list(slots) if slots is not None else self._candidates(keys, labels)
         stored = {row: self._to_stored(inputs[row]) for row in candidates}
@@ -249,9 +217,9 @@ class ReplayMemory:
             head = (offer.ids[row], offer.labels[row], self.num_classes)
             values = head, stored, offer.logits[row], offer.features[row]
             if offer.slots is not None:
-                self._put(offer.slots[row], *values)
+                self._slots.put(offer.slots[row], *values)
             elif self.config.keep == "balanced" or offer.keys[row] < self.threshold:
-                self._append(*values)
+                self._slots.put(None, *values)
                 self._shrink()
         self._shrink()
 
@@ -266,44 +234,31 @@ class ReplayMemory:
         if self.config.draw == "deck":
             return self._deck.choose(self.labels(), k, self._rng)
         if self.config.draw == "random":
-            return self._rng.choice(self._count, size=min(k, self._count), replace=False)
-        slots = least_used(self._uses.head(self._count), k, self._rng)
-        for slot in slots.tolist():
-            self._uses.put(slot, self._uses.get(slot) + 1)
+            return self._rng.choice(len(self._slots), size=min(k, len(self._slots)), replace=False)
+        uses = self._slots.uses()
+        slots = least_used(uses, k, self._rng)
+        uses[slots] += 1
+        self._slots.set_uses(uses)
         return slots
 
     def drawn(self) -> Any:
         """What the next draw depends on beside the generator, for `undraw`."""
-        return [*self._deck.cards], self._uses.head(self._count)
+        return [*self._deck.cards], self._slots.uses()
 
     def undraw(self, drawn: Any) -> None:
         """Take back the draws since `drawn`; no sample may have come or gone."""
         self._deck.cards, uses = drawn
-        for slot, count in enumerate(uses.tolist()):
-            self._uses.put(slot, count)
+        self._slots.set_uses(uses)
 
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
-        slots = np.asarray(slots, np.int64).reshape(-1)
-        self._check_slots(slots)
-        heads = self._heads.gather(slots)
-        return Replay(
-            slots=slots,
-            ids=heads["id"].copy(),
-            inputs=self._inputs.gather(slots),
-            labels=heads["label"].astype(np.int64),
-            logits=self._logits.gather(slots),
-            features=self._features.gather(slots),
-            known=heads["known"].astype(np.int64),
-        )
+        return self._slots.at(slots)
 
     def replace_input(self, slot: int, value: np.ndarray) -> None:
         """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
-        self._check_slots(np.array([slot]))
+        self._slots.check(np.array([slot]))
         check_inputs(value[None], self.input_shape, value.dtype != np.uint8)
-        stored = self._to_stored(value)
-        self._input_bytes += stored_bytes(stored) - stored_bytes(self._inputs.get(slot))
-        self._inputs.put(slot, stored)
+        self._slots.put_input(slot, self._to_stored(value))
         self._shrink()
 
     # Corrections by the user
@@ -315,20 +270,18 @@ class ReplayMemory:
     def relabel(self, sample_id: int, column: int) -> bool:
         """Correct the class of a sample; False when the memory does not hold it."""
         self._check_column(column)
-        slots = np.flatnonzero(self._held("id") == sample_id)
+        slots = np.flatnonzero(self._slots.held("id") == sample_id)
         for slot in slots.tolist():
-            self._heads.get(slot)["label"] = column
+            self._slots.relabel(slot, column)
         return len(slots) > 0
 
     def drop_class(self, column: int) -> int:
         """Forget a class, its samples and its column of the logits; later columns move down by one."""
         self._check_column(column)
         removed = self._remove_where("label", column)
-        for heads in self._heads.views(self._count):
-            heads["label"] -= heads["label"] > column
-            heads["known"] -= heads["known"] > column
+        self._slots.drop_class(column)
         if self.stores_logits:
-            self._logits.delete_column(column)
+            self._slots.logits.delete_column(column)
         self._deck.drop_class(column)
         del self._classes[column]
         self.num_classes -= 1
@@ -344,43 +297,29 @@ class ReplayMemory:
             raise UserError(
                 f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
             )
-        store = self._inputs
+        store = self._slots.inputs
         if recode:
             store = input_store(self.input_shape, config.codec, config.quality, config.side)
-        sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
-        fixed = self._fixed_bytes(config, self._logits.shape[0])
+        sizes = [stored_bytes(self._slots.recoded(slot, store)) for slot in range(len(self._slots))]
+        fixed = self._fixed_bytes(config, self._slots.logits.shape[0])
         mean = -(-sum(sizes) // len(sizes)) if sizes else config.typical_bytes(self.input_shape)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
         growth = config.capacity(fixed + mean, self.reserved) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
         self.threshold = min(1.0, self.threshold * max(1.0, growth))
-        total = sum(sizes) + self._count * fixed + self.reserved
-        while config.exceeded_by(self._count, total):
+        total = sum(sizes) + len(self._slots) * fixed + self.reserved
+        while config.exceeded_by(len(self._slots), total):
             slot = self._evict()
             total -= sizes[slot] + fixed
             sizes[slot] = sizes[-1]
             sizes.pop()
-        if recode:
-            self._recode(store)
-        self._logits.cast(config.logit_precision)
-        self._features.cast(config.feature_precision)
-        if config.draw != self.config.draw:
-            self._deck, self._uses = Deck(), Rows((), _USES)
-            for slot in range(self._count if config.draw == "least_used" else 0):
-                self._uses.put(slot, 0)
+        self._slots.recode(config, store)
         self.config = config
-        self._trim()
 
     # Checkpoints
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and JSON-ready facts that `from_state` restores; the generator is the learner's to save."""
-        arrays = {name: np.ascontiguousarray(self._held(name)) for name in _HEAD.names or ()}
-        arrays["logits"] = self._logits.head(self._count)
-        arrays["features"] = self._features.head(self._count)
-        arrays |= self._inputs.arrays(self._count)
-        if self._uses_column:
-            arrays["uses"] = self._uses.head(self._count)
         meta = {
             "config": asdict(self.config),
             "image_shape": list(self.input_shape),
@@ -393,7 +332,7 @@ class ReplayMemory:
             "deck": self._deck.cards,
             "classes": [asdict(each) for each in self._classes],
         }
-        return arrays, meta
+        return self._slots.arrays(), meta
 
     @classmethod
     def from_state(
@@ -411,125 +350,50 @@ class ReplayMemory:
             known = meta.get("classes") or [{}] * memory.num_classes
             memory._classes = [_ClassStream(**each) for each in known]
             if memory.stores_logits:
-                memory._logits = Numbers(memory.num_classes, config.logit_precision)
-            memory._fill(arrays)
+                memory._slots.logits = Numbers(memory.num_classes, config.logit_precision)
+            memory._slots.fill(arrays, memory.num_classes)
         except (KeyError, TypeError) as error:
             raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
         if config.exceeded_by(len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
             raise UserError("the saved memory contradicts its own budget: use an older checkpoint")
         return memory
 
-    def _fill(self, arrays: dict[str, np.ndarray]) -> None:
-        count = len(arrays["id"])
-        for name in _HEAD.names or ():
-            check_array(arrays[name], name, _HEAD[name], (count,))
-        for name, rows in (("logits", self._logits), ("features", self._features)):
-            check_array(arrays[name], name, rows.dtype, (count, *rows.shape))
-            if not np.isfinite(arrays[name]).all():
-                raise UserError(f"the saved memory's {name} are not finite: use an older checkpoint")
-        if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self.num_classes:
-            raise UserError("the saved memory has labels outside its classes: use an older checkpoint")
-        inputs = self._inputs.unpack(arrays, count)
-        heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
-        for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
-            self._append(*row)
-        if self._uses_column:
-            check_array(arrays["uses"], "uses", _USES, (count,))
-            for slot, uses in enumerate(arrays["uses"].tolist()):
-                self._uses.put(slot, uses)
-
     # Insides
 
-    @property
-    def _columns(self) -> tuple[Rows | InputStore, ...]:
-        return self._heads, self._inputs, self._logits, self._features, *self._uses_column
-
-    @property
-    def _uses_column(self) -> tuple[Rows, ...]:
-        return (self._uses,) if self.config.draw == "least_used" else ()
-
-    def _put(self, slot: int | None, *row: Any) -> None:
-        """Replace the row in this slot; None adds one."""
-        if slot is None:
-            self._append(*row)
-            return
-        self._input_bytes += stored_bytes(row[1]) - stored_bytes(self._inputs.get(slot))
-        self._write(slot, row)
-
-    def _append(self, *row: Any) -> None:
-        """Add a row: head, stored input, logits, features."""
-        self._write(self._count, row)
-        self._count += 1
-        self._input_bytes += stored_bytes(row[1])
-
-    def _write(self, slot: int, row: tuple[Any, ...]) -> None:
-        # A newcomer counts as replayed as often as the rest: from 0 it would be drawn until it has caught up.
-        uses = [column.head(self._count).min() if self._count else 0 for column in self._uses_column]
-        for column, value in zip(self._columns, (*row, *uses), strict=True):
-            column.put(slot, value)
-
-    def _delete(self, slot: int) -> None:
-        last = self._count - 1
-        self._input_bytes -= stored_bytes(self._inputs.get(slot))
-        for column in self._columns:
-            column.put(slot, column.get(last))
-            # The spare page saves allocating anew each time a batch crosses the edge of a page and comes back.
-            column.trim(last, spare=1)
-        self._count = last
-
     def _shrink(self) -> None:
-        while self._count and self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
+        while len(self._slots) and self.config.exceeded_by(
+            len(self._slots), self._total_bytes() + self.reserved
+        ):
             self._evict()
 
     def _evict(self) -> int:
         """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
         slot = self._leaving()
-        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
-        self._delete(slot)
+        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / len(self._slots))
+        self._classes[self._slots.label(slot)].left = True
+        self._slots.delete(slot)
         return slot
 
     def _leaving(self) -> int:
         """The slot whose sample has to leave: any, or any of the class that holds most."""
         if self.config.keep == "reservoir":
-            return int(self._rng.integers(self._count))
+            return int(self._rng.integers(len(self._slots)))
         largest = int(self.class_counts().argmax())
-        self._classes[largest].left = True
-        return int(self._rng.choice(np.flatnonzero(self._held("label") == largest)))
+        return int(self._rng.choice(np.flatnonzero(self._slots.held("label") == largest)))
 
     def _remove_where(self, field: str, value: int) -> int:
-        slots = np.flatnonzero(self._held(field) == value)
-        before = self._count
+        slots = np.flatnonzero(self._slots.held(field) == value)
+        before = len(self._slots)
         for slot in slots[::-1].tolist():
-            self._delete(slot)
+            self._slots.delete(slot)
         # What is left stands for a stream that is shorter by the same share.
         if len(slots):
-            self.threshold = min(1.0, self.threshold * before / self._count) if self._count else 1.0
-        self._trim()
+            self.threshold = min(1.0, self.threshold * before / len(self._slots)) if len(self._slots) else 1.0
+        self._slots.trim()
         return len(slots)
 
-    def _recoded(self, slot: int, store: InputStore) -> Any:
-        if store is self._inputs:
-            return store.get(slot)
-        return store.stored(self._inputs.gather(np.array([slot]))[0])
-
-    def _recode(self, store: InputStore) -> None:
-        # From the last slot, so that the old store gives its room back while the new inputs come.
-        fresh = []
-        for slot in range(self._count - 1, -1, -1):
-            fresh.append(self._recoded(slot, store))
-            self._inputs.trim(slot)
-        self._inputs, self._input_bytes = store, 0
-        for slot in range(self._count):
-            stored = fresh.pop()
-            store.put(slot, stored)
-            self._input_bytes += stored_bytes(stored)
-
-    def _trim(self) -> None:
-        for column in self._columns:
-            column.trim(self._count)
-
     def _to_stored(self, value: np.ndarray) -> Any:
-        stored = self._inputs.stored(value)
+        stored = self._slots.inputs.stored(value)
         size = self.row_bytes(stored_bytes(stored))
         if self.config.exceeded_by(1, size + self.reserved):
             budget = self.config.bytes
@@ -539,25 +403,17 @@ class ReplayMemory:
         return stored
 
     def _total_bytes(self) -> int:
-        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._input_bytes
+        return (
+            len(self._slots) * self._fixed_bytes(self.config, self._slots.logits.shape[0])
+            + self._slots.input_bytes
+        )
 
     def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
-        return sum(self._slot_bytes(config, columns).values())
-
-    def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
-        """What one slot costs besides its input's own bytes, by kind."""
-        item, label = config.logit_precision.dtype.itemsize, _HEAD["label"].itemsize
-        uses = _USES.itemsize if config.draw == "least_used" else 0
-        return {
-            "label": label,
-            "logits": columns * item,
-            "features": self.feature_size * item,
-            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec) + uses,
-        }
+        return sum(slot_bytes(config, self.feature_size, columns).values())
 
     def _typical_input_bytes(self) -> int:
-        if self._count:
-            return -(-self._input_bytes // self._count)
+        if len(self._slots):
+            return -(-self._slots.input_bytes // len(self._slots))
         return self.config.typical_bytes(self.input_shape)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
@@ -569,24 +425,21 @@ class ReplayMemory:
                 f"{classes} classes{beside}: raise the budget"
             )
 
-    def _check_slots(self, slots: np.ndarray) -> None:
-        if len(slots) and not 0 <= slots.min() <= slots.max() < self._count:
-            raise IndexError(f"slots must lie in 0..{self._count - 1}")
-
     def _check_column(self, column: int) -> None:
         if not 0 <= column < self.num_classes:
             raise UserError(f"class column {column} is outside the {self.num_classes} known classes")
 
-    def _check_numbers(
-        self, values: np.ndarray | None, shape: tuple[int, int], name: str, precision: Precision
-    ) -> np.ndarray:
-        if shape[1] == 0:
-            return np.empty(shape, np.float32)
-        if values is None:
-            raise UserError(f"the memory stores {name}, but the batch came without them")
-        values = np.asarray(values, np.float32)
-        if values.shape != shape:
-            raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
-        if not np.isfinite(values).all():
-            raise UserError(f"the batch's {name} are not finite: nothing was stored")
-        return precision.stored(values)
+
+def _checked_numbers(values: np.ndarray | None, count: int, rows: Numbers, name: str) -> np.ndarray:
+    """So many rows as they are to be stored."""
+    shape = (count, *rows.shape)
+    if rows.shape[0] == 0:
+        return np.empty(shape, np.float32)
+    if values is None:
+        raise UserError(f"the memory stores {name}, but the batch came without them")
+    values = np.asarray(values, np.float32)
+    if values.shape != shape:
+        raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
+    if not np.isfinite(values).all():
+        raise UserError(f"the batch's {name} are not finite: nothing was stored")
+    return rows.precision.stored(values)

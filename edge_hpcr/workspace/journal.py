@@ -54,6 +54,7 @@ class Journal(Queries):
         self._lock = threading.RLock()
         self._spare_ids: list[int] = []
         super().__init__(open_for_writing(self.path), self.path)
+        self._file = self.path.stat().st_ino
 
     def close(self) -> None:
         with self._lock, as_user_errors(self.path):
@@ -264,6 +265,7 @@ class Journal(Queries):
         with self._lock, as_user_errors(self.path):
             nested = self._db.in_transaction
             if not nested:
+                self._check_file()
                 self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -274,6 +276,16 @@ class Journal(Queries):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _check_file(self) -> None:
+        """A deleted file could be written on, and what was acknowledged would be gone with the process."""
+        try:
+            here = self.path.stat().st_ino == self._file
+        except FileNotFoundError:
+            here = False
+        if not here:
+            gone = f"{self.path} was deleted or replaced while it was in use: nothing more is saved"
+            raise UserError(f"{gone}; end the program, put the workspace back and start it again")
 
     def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock:

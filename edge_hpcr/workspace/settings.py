@@ -127,6 +127,9 @@ class Settings(BaseModel):
     publish_int8: bool = _setting(
         False, "also in 8 bits, where that is faster and as accurate, when it publishes by itself"
     )
+    publish_key: str = _setting(
+        "", "the file with the private key that signs what is published; empty: nothing is signed"
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -37,6 +37,7 @@ from export.publish.versions import (
     prune,
     read_current,
     rolled_back,
+    signing_key,
     try_on,
     versions,
 )
@@ -100,6 +101,8 @@ def publish(
             if refused := _check_as_a_device(writing):
                 made.update(refused)
                 _write_manifest(writing, facts)
+            if (key := signing_key(exports)) is not None:
+                key.sign_folder(writing)
             flush_to_disk(writing)
             note(exports, last_version=version)  # used up from now on, even if the rename fails
             writing.rename(folder)

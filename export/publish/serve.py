@@ -7,7 +7,6 @@ open network put a server with TLS in front of it; to give out models, any stati
 
 import hashlib
 import io
-import ipaddress
 import os
 import re
 import signal
@@ -15,19 +14,18 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import reason_of, sha256
+from edge_hpcr.common.files import sha256
 from edge_hpcr.workspace.devices import ID, Registry
 from edge_hpcr.workspace.layout import Layout
 from export.device import manifest as files
 from export.device.errors import BadModel
+from export.device.limited_server import LimitedServer, address_to_listen_on
 from export.publish import from_devices
 from export.publish.intake import Intake
 from export.publish.staging import FILE as STAGED
@@ -36,11 +34,7 @@ from export.publish.tokens import NEEDED, Tokens
 
 DEFAULT_PORT = 8081
 HEALTH = "/healthz"
-# Devices ask and leave; only downloads stay, and after a publication all of them download at once, perhaps from behind one
-# address.
-MOST_CONNECTIONS, MOST_OF_AN_ADDRESS = 400, 256
-LONGEST_WAIT = 15.0  # seconds until a request has come whole
-BODY_SECONDS = 60.0  # until a picture has
+BODY_SECONDS = 60.0  # until a picture has come whole
 SEND_SECONDS = 30.0  # for each block of an answer
 BLOCK = 2**18
 MOST_DISCARDED = 2**16  # bytes of a stranger's body, which are read so that the answer arrives
@@ -75,13 +69,7 @@ def check_address(
     host: str, port: int, tokens: Tokens, option: str = "--host"
 ) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """Where to listen; a `UserError` if the address is none, or open to the network while nobody is asked for a token."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"{option} {host}: {reason_of(error)}") from None
-    if not tokens.are_wanted and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise UserError(f"{option} {host} is open to the network: {NEEDED}")
-    return family, (str(address[0]), port)
+    return address_to_listen_on(host, port, tokens.are_wanted, option, NEEDED)
 
 
 def listen_once(family: socket.AddressFamily, address: tuple[str, int]) -> int:
@@ -111,96 +99,31 @@ def make_server(workspace: Path, host: str, port: int, tokens: Tokens | str | No
         raise _taken(host, port, error) from None
 
 
-@dataclass
-class _Connection:
-    address: str
-    waiting_since: float | None  # for a request; None while it is answered
-    patience: float = 0.0  # seconds beyond the usual
+class ExportsServer(LimitedServer):
+    """The exports of a workspace, and what devices send."""
 
-
-class ExportsServer(ThreadingHTTPServer):
-    """A thread per connection. Where there are too many, the one that has said least for longest makes place."""
-
-    daemon_threads = True
-    request_queue_size = 512  # with socketserver's 5, a crowd costs a device seconds
-    block_on_close = False
+    request_queue_size = 512
+    # Devices ask and leave; only downloads stay, and after a publication all of them download at once, perhaps from
+    # behind one address.
+    most_connections, most_of_an_address = 400, 256
 
     def __init__(
         self, family: socket.AddressFamily, address: tuple[str, int], workspace: Path, tokens: Tokens
     ) -> None:
-        self.address_family = family
         layout = Layout(workspace)
         self.exports = layout.exports
         self.tokens = tokens
         self.registry = Registry(layout.devices)
         self.intake = Intake(workspace)
-        self._lock = threading.Lock()
-        self._connections: dict[socket.socket, _Connection] = {}
         self._hashing = threading.Lock()  # once for all of a fleet that asks for a new version
         self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
         self._staged: tuple[tuple[int, ...] | None, Staged | None] = (None, None)
-        super().__init__(address, Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        address = str(client_address[0])
-        with self._lock:
-            room = self._make_room(address)
-            if room:
-                self._connections[request] = _Connection(address, time.monotonic())
-        if room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def _make_room(self, address: str) -> bool:
-        """Whether there is room for another connection; one that waits for a request is closed for it."""
-        crowd = [each for each, of in self._connections.items() if of.address == address]
-        if len(crowd) < MOST_OF_AN_ADDRESS:
-            if len(self._connections) < MOST_CONNECTIONS:
-                return True
-            crowd = [*self._connections]
-        waits = {
-            each: since for each in crowd if (since := self._connections[each].waiting_since) is not None
-        }
-        if waits:
-            self._close(min(waits, key=waits.__getitem__))
-        return bool(waits)
-
-    def _close(self, connection: socket.socket) -> None:
-        del self._connections[connection]
-        with suppress(OSError):  # it may have gone by itself
-            connection.shutdown(socket.SHUT_RDWR)  # which ends its thread's reading
-
-    def service_actions(self) -> None:
-        """Close, twice a second, what has waited for a request for too long, however many bytes of it trickled in."""
-        now = time.monotonic()
-        with self._lock:
-            for connection, of in [*self._connections.items()]:
-                if of.waiting_since is not None and now - of.waiting_since > LONGEST_WAIT + of.patience:
-                    self._close(connection)
-
-    def note(self, connection: socket.socket, waiting_since: float | None, patience: float = 0.0) -> None:
-        with self._lock:
-            if connection in self._connections:
-                self._connections[connection].waiting_since = waiting_since
-                self._connections[connection].patience = patience
+        super().__init__(family, address, Handler)
 
     def server_close(self) -> None:
         super().server_close()
         self.registry.close()
         self.intake.close()
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._lock:
-                self._connections.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report anything but a device that hung up."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
 
     def open(self, path: str, device: str | None) -> tuple[io.BufferedReader | io.BytesIO, str]:
         """The file behind a request's path and its SHA-256; `BadModel` if it is not one to give out."""
@@ -328,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {limit:,} bytes are taken")
             return None
         self._has_read = True
-        self.server.note(self.connection, time.monotonic(), BODY_SECONDS - LONGEST_WAIT)
+        self.server.note(self.connection, time.monotonic(), BODY_SECONDS - self.server.longest_wait)
         data = self.rfile.read(length)
         self.server.note(self.connection, None)
         if len(data) == length:
@@ -348,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
         if length > most or "Transfer-Encoding" in self.headers:
             self.close_connection = True
         if length:
-            self.server.note(self.connection, time.monotonic(), BODY_SECONDS - LONGEST_WAIT)
+            self.server.note(self.connection, time.monotonic(), BODY_SECONDS - self.server.longest_wait)
         left = min(length, most)
         while left and (block := self.rfile.read(min(BLOCK, left))):
             left -= len(block)

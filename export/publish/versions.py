@@ -3,7 +3,7 @@
     exports/v000017/         a version, whole or absent
     exports/latest.json      the current version, replaced atomically
     exports/staged.json      a version that only some devices get; see staging.py
-    exports/history.json     the last number given, and the version that was rolled back from
+    exports/history.json     the last numbers given, of versions and of signatures, and the version that was rolled back from
     exports/lock             held while the folder is changed
 
 Numbers are never used again.
@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from export.device.manifest import (
     read_manifest,
     read_model_file,
 )
+from export.publish.keys import PrivateKey, key_of
 from export.publish.staging import end_staging, staged, write_staged
 
 HISTORY, LOCK = "history.json", "lock"
@@ -147,6 +149,7 @@ def _make_current(
     """For all devices. `source` is the version that somebody turns away from, if it is not the current one."""
     source = source or rolled_back(exports) or _current(exports)
     manifest = _check_whole(exports, version)
+    signing_key(exports)  # one that is missing is told before anything changes
     back = version < source and not ends_rollback
     if back:
         note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
@@ -212,9 +215,10 @@ def _history(exports: Path) -> dict[str, Any]:
         return {
             "last_version": int(history["last_version"]),
             "rolled_back_from": None if source is None else int(source),
+            "serial": int(history.get("serial", 0)),
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return {"last_version": 0, "rolled_back_from": None}
+        return {"last_version": 0, "rolled_back_from": None, "serial": 0}
 
 
 def next_version(exports: Path) -> int:
@@ -228,13 +232,64 @@ def note(exports: Path, **changes: int | None) -> None:
 
 
 def latest_for(folder: Path) -> bytes:
-    """The latest.json that names this version."""
+    """The latest.json that names this version, signed if the workspace names a key."""
     data = (folder / MANIFEST).read_bytes()
-    return Latest(int(folder.name[1:]), folder.name, sha256(data)).to_bytes()
+    latest = Latest(int(folder.name[1:]), folder.name, sha256(data))
+    exports = folder.parent
+    key = signing_key(exports)
+    if key is None:
+        return latest.to_bytes()
+    # Higher than any before, so that a device knows which of two is the later one.
+    serial = max(_history(exports)["serial"], _signed_serial(exports) or 0) + 1
+    note(exports, serial=serial)
+    # A device refuses an older version by itself; whoever makes one current means it.
+    signature = key.signature_of(
+        latest, data, serial, allows_older=latest.version < next_version(exports) - 1
+    )
+    return replace(latest, signature=signature).to_bytes()
+
+
+def signing_key(exports: Path) -> PrivateKey | None:
+    """The key of the workspace; a `UserError` if it names none and yet the current version is signed."""
+    key = key_of(exports)
+    if key is None and _signed_serial(exports) is not None:
+        raise UserError(
+            "the current version is signed and no key is named for the next, which devices would refuse: name it with "
+            "--sign FILE"
+        )
+    return key
+
+
+def _signed_serial(exports: Path) -> int | None:
+    """The number of the current latest.json; None if it is not signed."""
+    try:
+        signature = read_latest(exports).signature
+    except BadModel:
+        return None
+    return None if signature is None else signature.serial
 
 
 def point_at(exports: Path, folder: Path) -> None:
     write_atomically(exports / LATEST, latest_for(folder))
+
+
+def sign_versions(exports: Path) -> int:
+    """Sign every kept version and the current one with the workspace's key; how many there are."""
+    key = key_of(exports)
+    if key is None:
+        raise UserError(
+            "there is no key to sign with: name one with --sign FILE (`python -m export keygen` makes one)"
+        )
+    with changing(exports):
+        folders = [folder for folder in _folders(exports) if (folder / MANIFEST).exists()]
+        for folder in folders:
+            key.sign_folder(folder)
+        if (current := latest_version(exports)) is not None:
+            point_at(exports, exports / folder_name(current))
+        if (tried := staged(exports)) is not None:
+            latest = latest_for(exports / folder_name(tried.version))
+            write_staged(exports, tried.version, tried.devices, latest)
+    return len(folders)
 
 
 def prune(exports: Path, keep: int) -> None:

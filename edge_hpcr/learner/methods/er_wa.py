@@ -1,7 +1,7 @@
 """ER-WA (Zhao et al. 2020): ER, but the newest task's classes get weights as long as those of the classes before them.
 
 `w_c <- w_c mean_old |w| / mean_new |w|`. Lengths matter in a linear classifier only, so it has one, and they say how large a
-logit becomes only while weights are not negative: the publication clips them after each step. Without clipping, aligning the
+logit becomes only while weights are not negative: the publication offers to clip them after each step. Without clipping, aligning the
 very same training made it forget more here (docs/method.md). That ER-WA is replay with weight aligning alone, without the
 publication's distillation, is remembered; a program of others (`er_wa`, built on Mammoth) has it so, with clipping.
 
