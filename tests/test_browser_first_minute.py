@@ -151,6 +151,10 @@ def test_the_camera_comes_back_after_a_reload_and_the_last_page_to_take_it_has_i
     first.locator("#source-change").click()
     first.locator("#source-browser").click()
     expect(second.locator("#message")).to_contain_text("another page has taken the camera over")
+    first.click("#source-stop")
+    expect(first.locator("#choices")).to_be_visible()
+    assert first.evaluate("cameraOfTheTest.getVideoTracks()[0].readyState") == "ended"
+    assert app.server.studio.workspace.settings.source == "" and app.server.studio.feeder.stream is None
 
 
 def test_a_camera_that_goes_in_the_middle_of_a_burst_loses_nothing(app, browser):
