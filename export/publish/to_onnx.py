@@ -27,11 +27,12 @@ from torch.nn import functional as F
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256, write_through
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.network import Network, Unit
 from edge_hpcr.stream.resize import RESIZE_RULE
 from export.device.manifest import FORMAT
 from export.device.providers import one_line
 from export.publish.policy import TOLERANCE
+from export.publish.portable import TRACED_OPSET, merge_pools, name_pixels, opset_of, portable
 from export.publish.running import IMAGE, LATENT, Accuracy, Outputs, RunningModel, TwoParts, joined
 from export.publish.snapshot import Snapshot, parity_images
 
@@ -68,7 +69,7 @@ class Exported:
 
     @property
     def opset(self) -> int:
-        return next(each.version for each in self.model.opset_import if not each.domain)
+        return opset_of(self.model)
 
 
 class Images(nn.Module):
@@ -80,6 +81,13 @@ class Images(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.trunk(_pixels(image))
+
+
+class Direction(nn.Module):
+    """As `Unit`; torch's own normalize would expand the lengths to the features' shape, which not every tool can."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features / features.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
 
 
 class Deployed(nn.Module):
@@ -96,15 +104,17 @@ class Deployed(nn.Module):
         self.sees_images = network.backbone.trunk is None
         self.backbone = network.backbone.deployable()
         self.head = copy.deepcopy(head)
+        if isinstance(self.head.lift, Unit):
+            self.head.lift = Direction()
+        self.direction = Direction()
         directions = F.normalize(network.proxies.detach(), dim=1)
         self.register_buffer("proxies", directions.T.contiguous())
         self.register_buffer("temperature", torch.tensor(temperature))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         feature = self.backbone(_pixels(inputs) if self.sees_images else inputs)
-        direction = feature / feature.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
         scores = (self.head(feature) / self.temperature).softmax(1)
-        return scores, feature, (direction @ self.proxies).amax(1)
+        return scores, feature, (self.direction(feature) @ self.proxies).amax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
         """What learning changes, by the names that the exporter gives it."""
@@ -153,6 +163,7 @@ def _trace_once(
             (weights, example) if weights else (example,),
             dynamo=True,
             optimize=True,
+            opset_version=TRACED_OPSET,
             input_names=[*weights, IMAGE if example.dtype == torch.uint8 else LATENT],
             output_names=list(names),
             dynamic_shapes=(dict.fromkeys(weights), *shapes) if weights else shapes,
@@ -168,9 +179,9 @@ def trace(snapshot: Snapshot) -> ModelProto:
     module = deployed(snapshot)
     rest = fill(_traced(module, inputs, OUTPUTS, dict(module.state_dict())), snapshot)
     if trunk is None:
-        return rest
+        return portable(rest)
     below = Images(trunk.on(torch.device("cpu"))).eval()
-    return joined(_traced(below, images, (LATENT,), {}), rest)
+    return portable(joined(_traced(below, images, (LATENT,), {}), rest))
 
 
 def without_weights(model: ModelProto, snapshot: Snapshot) -> ModelProto | None:
@@ -223,6 +234,9 @@ def _traced(
     model = program.model_proto
     del model.graph.input[:-1]  # the weights, which will be part of it
     _clean(model)
+    merge_pools(model)
+    if example.dtype == torch.uint8:
+        name_pixels(model)
     return model
 
 
