@@ -2,7 +2,7 @@
 
 exports/latest.json               the current version: replaced atomically
 exports/v000017/manifest.json     what the version is, with size and SHA-256 of its files
-exports/v000017/model.onnx        and its variants
+exports/v000017/model.onnx        and its variants; beside it labels, a model card and a golden sample
 """
 
 import io
@@ -163,6 +163,7 @@ class Manifest(Described):
     model: ModelFile
     variants: dict[str, ModelFile]
     missing_variants: dict[str, str]  # the reason why there is none
+    beside: dict[str, ModelFile]  # for people and other programs; none in versions of 0.1
     facts: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -181,12 +182,13 @@ class Manifest(Described):
             model=_parse_file(facts),
             variants=variants,
             missing_variants=missing,
+            beside=_parse_beside(facts),
             facts=facts.values,
         )
 
     @property
     def files(self) -> list[ModelFile]:
-        return [self.model, *self.variants.values()]
+        return [self.model, *self.variants.values(), *self.beside.values()]
 
     def file_of(self, variant: str) -> ModelFile:
         """The file of a variant; the plain model's if this version does not have it."""
@@ -217,6 +219,13 @@ def _parse_variants(facts: Facts) -> tuple[dict[str, ModelFile], dict[str, str]]
         else:
             kept[name] = _parse_file(variant)
     return kept, missing
+
+
+def _parse_beside(facts: Facts) -> dict[str, ModelFile]:
+    if facts.values.get("beside") is None:
+        return {}
+    listed = facts.inner("beside")
+    return {name: _parse_file(listed.inner(name)) for name in listed.values}
 
 
 def parse_json(data: bytes | str, where: str) -> Any:

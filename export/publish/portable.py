@@ -93,11 +93,12 @@ def _keeps_its_meaning(graph: GraphProto, opset: int) -> bool:
 def _written_for(model: ModelProto, opset: int) -> ModelProto:
     written, before = ModelProto(), opset_of(model)
     written.CopyFrom(model)
-    for each in written.opset_import:
-        if not each.domain:
-            each.version = opset
-    written.ir_version = helper.find_min_ir_version_for(written.opset_import)
     graph = written.graph
+    others = {node.domain for node in graph.node if node.domain}
+    kept = [each for each in model.opset_import if each.domain in others]  # a quantiser names one it does not use
+    written.ClearField("opset_import")
+    written.opset_import.extend([helper.make_opsetid("", opset), *kept])
+    written.ir_version = helper.find_min_ir_version_for(written.opset_import, ignore_unknown=True)
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     axes = {name for node in graph.node if node.op_type in _AXES_AS_INPUT for name in node.input[1:]}
     for node in graph.node:

@@ -7,6 +7,7 @@ thousandth of the work and all of the answer.
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import time
@@ -26,9 +27,10 @@ from edge_hpcr.common.files import flush_to_disk, sha256
 from export.device.errors import BadModel
 from export.publish.kept import keep, kept
 from export.publish.policy import FEWEST_SAMPLES, falls_by_more
+from export.publish.portable import LOWEST_INT8_OPSET, portable
 from export.publish.running import RunningModel, TwoParts, joined, split
 from export.publish.snapshot import Snapshot, parity_images
-from export.publish.to_onnx import Exported, ParityFailed, check, file_facts, network_outputs
+from export.publish.to_onnx import Exported, ParityFailed, check, file_facts, graph_versions, network_outputs
 
 MOST_LOSS = 0.01  # of held-out accuracy
 ROUNDS, CALLS, WARM_UP = 15, 4, 3
@@ -66,7 +68,12 @@ def make_int8(
     before, now = exported.accuracy.held_out or 0.0, accuracy.held_out or 0.0
     loses = falls_by_more(before, now, MOST_LOSS)
     speedup = measured_speedup(plain, small, snapshot.images[:1])
-    figures = {"accuracy": accuracy.held_out, "samples": accuracy.samples, "speedup": round(speedup, 3)}
+    figures = {
+        "accuracy": accuracy.held_out,
+        "samples": accuracy.samples,
+        "speedup": round(speedup, 3),
+        **graph_versions(eight_bits),
+    }
     if loses or speedup <= 1:
         path.unlink()
         lost = f"loses {before - now:.1%} of held-out accuracy, where {MOST_LOSS:.0%} is allowed"
@@ -100,7 +107,7 @@ def make_fp16(
         return none(f"scores differ by up to {difference:.1e}, and {same:.0%} of the answers are the same")
     flush_to_disk(path)
     figures = {"accuracy": accuracy.held_out, "samples": accuracy.samples, "max_score_difference": difference}
-    return file_facts(path) | figures | {"for": "cuda"}
+    return file_facts(path) | figures | {"for": "cuda"} | graph_versions(half)
 
 
 MAKERS: dict[str, Callable[[Path, Exported, Snapshot, Path], dict[str, Any]]] = {
@@ -131,14 +138,19 @@ def quantised(model: ModelProto, images: np.ndarray, folder: Path | None = None)
 
     A trunk is the same in every version: in 8 bits, it is kept in `folder`.
     """
-    trunk, rest = split(model)
+    plain = portable(model, LOWEST_INT8_OPSET)
+    trunk, rest = split(plain)
     if trunk is None:
-        eight_bits = _quantised(model, images)
+        eight_bits = _quantised(plain, images)
     else:
         eight_bits = joined(
-            _quantised_trunk(trunk, images, folder), _quantised(rest, TwoParts(model, "model").inputs(images))
+            _quantised_trunk(trunk, images, folder), _quantised(rest, TwoParts(plain, "model").inputs(images))
         )
-    helper.set_model_props(eight_bits, {each.key: each.value for each in model.metadata_props})
+    eight_bits = portable(eight_bits, LOWEST_INT8_OPSET)  # the quantiser chooses an IR version of its own
+    said = {each.key: each.value for each in model.metadata_props}
+    if "versions" in said:
+        said["versions"] = json.dumps({**json.loads(said["versions"]), **graph_versions(eight_bits)})
+    helper.set_model_props(eight_bits, said)
     return eight_bits
 
 

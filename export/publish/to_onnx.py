@@ -67,10 +67,6 @@ class Exported:
     created: str
     model: ModelProto = field(repr=False)
 
-    @property
-    def opset(self) -> int:
-        return opset_of(self.model)
-
 
 class Images(nn.Module):
     """Images as they come, through the trunk."""
@@ -288,6 +284,11 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
+def graph_versions(model: ModelProto) -> dict[str, int]:
+    """What a runtime must be able to read."""
+    return {"opset": opset_of(model), "ir": model.ir_version}
+
+
 def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, Any]:
     """What a manifest and a model's metadata both say of a model."""
     packages = {"edge_hpcr": __version__, "torch": installed("torch"), "onnx": installed("onnx")}
@@ -296,13 +297,20 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
         "version": version,
         "created": exported.created,
         "step": snapshot.step,
-        "image": {"height": snapshot.height, "width": snapshot.width, "resize": RESIZE_RULE},
+        "image": {
+            "height": snapshot.height,
+            "width": snapshot.width,
+            "colour": "RGB",
+            "layout": "NHWC",
+            "type": "uint8",
+            "resize": RESIZE_RULE,
+        },
         "classes": [asdict(each) for each in snapshot.classes],
         "unknown_below": snapshot.unknown_below,
         "temperature": snapshot.temperature,
         "feature_size": snapshot.network.feature_size,
         "accuracy": asdict(exported.accuracy),
-        "versions": {**packages, "opset": exported.opset},
+        "versions": {**packages, **graph_versions(exported.model)},
     }
 
 
