@@ -28,6 +28,7 @@ VARIANTS = ("fp32", "int8", "fp16")
 LARGEST_MODEL = 500_000_000
 LARGEST_MANIFEST = 32_000_000
 LARGEST_LATEST = 65_536
+MOST_BESIDE = 20
 LARGEST_SIDE = 1024
 LARGEST_FEATURE = 2**20
 MOST_CLASSES = 65_535
@@ -225,6 +226,8 @@ def _parse_beside(facts: Facts) -> dict[str, ModelFile]:
     if facts.values.get("beside") is None:
         return {}
     listed = facts.inner("beside")
+    if len(listed.values) > MOST_BESIDE:
+        raise BadModel(f"{facts.where}: beside names {len(listed.values)} files, more than {MOST_BESIDE}")
     return {name: _parse_file(listed.inner(name)) for name in listed.values}
 
 
