@@ -346,7 +346,9 @@ def _saved(asked: Sequence[Asked], name: str, script: str) -> list[Path]:
 # TFLite ---------------------------------------------------------------------------------------------------------------
 
 TFLITE = CACHE / "tflite"  # made by hand: TensorFlow is large
-TFLITE_PACKAGES = "onnx2tf tensorflow-cpu tf_keras ai-edge-litert onnxruntime onnx onnx_graphsurgeon sng4onnx psutil"
+TFLITE_PACKAGES = (
+    "onnx2tf tensorflow-cpu tf_keras ai-edge-litert onnxruntime onnx onnx_graphsurgeon sng4onnx psutil"
+)
 TFLITE_SCRIPT = """
 import json, os, sys, time
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]

@@ -51,7 +51,9 @@ SIZE = 64  # of the network with a trunk; its own 224 would take most of the tim
 def trunk_snapshot() -> Snapshot:
     """The default network after one step on digits and two photographs."""
     memory = MemoryConfig(samples=20, codec=LATENT)
-    learner = Learner(LearnerConfig.recommended("efficientnet_lite0", height=SIZE, width=SIZE, memory=memory), "cpu")
+    learner = Learner(
+        LearnerConfig.recommended("efficientnet_lite0", height=SIZE, width=SIZE, memory=memory), "cpu"
+    )
     images = pictures(SIZE, 20)
     learner.observe(images, [0] * 10 + [1, 2] * 5)
     names = {0: ClassLabel(0, "digit"), 1: ClassLabel(1, "temple"), 2: ClassLabel(2, "flower | größer")}
@@ -161,7 +163,9 @@ def test_the_golden_picture_shows_the_usual_mistakes_of_a_port(folders, mistake)
         "squeezed": cv2.resize(frame, (SIZE, SIZE), interpolation=cv2.INTER_AREA),
     }[mistake]
     (answers,) = with_onnxruntime([Asked(folder / "model.onnx", np.ascontiguousarray(wrong)[None])])
-    apart = max(np.abs(answers.scores[0] - golden["scores"]).max(), abs(answers.similarity[0] - golden["similarity"]))
+    apart = max(
+        np.abs(answers.scores[0] - golden["scores"]).max(), abs(answers.similarity[0] - golden["similarity"])
+    )
     assert apart > golden["tolerance"]["image"]
 
 
@@ -197,7 +201,9 @@ def test_the_cpp_sample_is_built_and_checks_itself(folders, tmp_path):
     command += [f"-lopencv_{name}" for name in ("core", "imgcodecs", "imgproc")]
     subprocess.run(command, check=True, timeout=300)
     for folder in folders:
-        done = subprocess.run([program, folder, folder / "golden.png"], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [program, folder, folder / "golden.png"], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         golden = json.loads((folder / "golden.json").read_text())
         said = "unknown" if golden["unknown"] else golden["best"]["name"]

@@ -39,7 +39,9 @@ CONSTANTS = {
 }
 
 
-def graph_of(*nodes: onnx.NodeProto, sides: tuple[int, ...] = (4,), **constants: np.ndarray) -> onnx.ModelProto:
+def graph_of(
+    *nodes: onnx.NodeProto, sides: tuple[int, ...] = (4,), **constants: np.ndarray
+) -> onnx.ModelProto:
     """From `x` float [N, ...] to `y`, in the opset in which torch traces."""
     constants = CONSTANTS | constants
     used = {name for node in nodes for name in node.input}
@@ -70,7 +72,11 @@ X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
         (helper.make_node("ReduceSum", ["x", "axes"], ["y"]), 11, 6),
         (helper.make_node("Unsqueeze", ["x", "axes"], ["y"]), 11, 6),
         (helper.make_node("Reshape", ["x", "shape"], ["y"], allowzero=1), 11, 6),
-        (helper.make_node("Reshape", ["x", "zero_shape"], ["y"], allowzero=1), 14, 7),  # where a zero means zero
+        (
+            helper.make_node("Reshape", ["x", "zero_shape"], ["y"], allowzero=1),
+            14,
+            7,
+        ),  # where a zero means zero
         (helper.make_node("Softmax", ["x"], ["y"], axis=1), 13, 7),  # of which nobody knows the dimensions
         (helper.make_node("HardSwish", ["x"], ["y"]), 14, 7),
         (helper.make_node("LayerNormalization", ["x", "scale"], ["y"]), 17, 8),
@@ -129,7 +135,9 @@ def test_every_variant_says_which_opset_it_needs(tmp_path):
     assert (opset_of(model), model.ir_version) == (11, 6)
     assert (opset_of(to_float16(model)), to_float16(model).ir_version) == (11, 6)
     small = quantised(model, first().snapshot.images[:16])
-    assert [(each.domain, each.version) for each in small.opset_import] == [("", 13)] and small.ir_version == 7
+    assert [(each.domain, each.version) for each in small.opset_import] == [
+        ("", 13)
+    ] and small.ir_version == 7
     published = publish(with_template(tmp_path / "exports"), first().snapshot, variants=("fp16",))
     made = published.manifest.facts["variants"]["fp16"]
     assert (made["opset"], made["ir"]) == (11, 6)
@@ -147,7 +155,9 @@ def test_a_tool_that_takes_no_bytes_can_be_given_the_graph_behind_the_cast(tmp_p
     pixels = images.transpose(0, 3, 1, 2).astype(np.float32) / 255
     session = onnxruntime.InferenceSession(tmp_path / "float.onnx", providers=["CPUExecutionProvider"])
     scores = session.run(["scores"], {PIXELS: pixels})[0]
-    assert [result.top[0].confidence for result in evaluated] == pytest.approx(scores.max(1).tolist(), abs=1e-5)
+    assert [result.top[0].confidence for result in evaluated] == pytest.approx(
+        scores.max(1).tolist(), abs=1e-5
+    )
 
 
 # Beside the model -----------------------------------------------------------------------------------------------------
@@ -215,7 +225,10 @@ def test_a_card_without_threshold_and_with_many_classes_is_short():
         classes=tuple(ClassLabel(number, str(number)) for number in range(1000)),
     )
     facts = described(snapshot, first().exported, 1) | file_facts(first().model)
-    facts |= {"parity": vars(first().exported.parity), "variants": {"int8": {"kept": False, "reason": "too slow"}}}
+    facts |= {
+        "parity": vars(first().exported.parity),
+        "variants": {"int8": {"kept": False, "reason": "too slow"}},
+    }
     card = model_card(snapshot, facts)
     assert "and 800 more: see `labels.txt`" in card and len(card.splitlines()) < 260
     assert "No threshold for *unknown*" in card and "No int8: too slow." in card
@@ -259,7 +272,10 @@ def test_versions_of_before_have_nothing_beside_them_and_load(tmp_path):
     [
         ([], "beside is not a JSON object"),
         ({"labels": 1}, "beside.labels is not a JSON object"),
-        ({"labels": {"file": "../../etc/passwd", "bytes": 1, "sha256": "0" * 64}}, "the plain name of a file"),
+        (
+            {"labels": {"file": "../../etc/passwd", "bytes": 1, "sha256": "0" * 64}},
+            "the plain name of a file",
+        ),
         ({"labels": {"file": "labels.txt", "bytes": 1, "sha256": "0"}}, "a SHA-256 in hexadecimal"),
         ({str(number): {} for number in range(100)}, "names 100 files"),
     ],

@@ -51,7 +51,7 @@ def write_beside(
 def _picture() -> tuple[bytes, np.ndarray]:
     """The golden picture as a file and as a frame."""
     data = _PICTURE.read_bytes()
-    return data, cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    return data, np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
 
 
 def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
@@ -72,22 +72,25 @@ def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
 
 def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
     """What a person should know of the model: what it tells apart, how well, on what that rests, how it was made."""
-    return "\n\n".join(
-        [
-            f"# Model, version {facts['version']}",
-            _summary(snapshot, facts),
-            "## Classes",
-            _classes(snapshot),
-            "## How well",
-            _accuracy(snapshot, facts),
-            "## How to use it",
-            _use(snapshot, facts),
-            "## Files",
-            _files(facts),
-            "## How it was made",
-            _making(snapshot, facts),
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"# Model, version {facts['version']}",
+                _summary(snapshot, facts),
+                "## Classes",
+                _classes(snapshot),
+                "## How well",
+                _accuracy(snapshot, facts),
+                "## How to use it",
+                _use(snapshot, facts),
+                "## Files",
+                _files(facts),
+                "## How it was made",
+                _making(snapshot, facts),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _summary(snapshot: Snapshot, facts: dict[str, Any]) -> str:

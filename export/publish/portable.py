@@ -26,7 +26,11 @@ _AXES_AS_INPUT = {
     **{f"Reduce{name}": 18 for name in _REDUCTIONS},
     **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), 13),
 }
-_CHANGED_IN_13 = ("Softmax", "LogSoftmax", "Hardmax")  # the same words mean something else in three dimensions
+_CHANGED_IN_13 = (
+    "Softmax",
+    "LogSoftmax",
+    "Hardmax",
+)  # the same words mean something else in three dimensions
 
 
 def opset_of(model: ModelProto) -> int:
@@ -62,14 +66,22 @@ def merge_pools(model: ModelProto) -> None:
     """
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    users = {name: node for node in graph.node for name in node.input}  # of those with one user, which these are
+    users = {
+        name: node for node in graph.node for name in node.input
+    }  # of those with one user, which these are
     merged: set[str] = set()
     for left in graph.node:
         right = users.get(left.output[0])
         flat = None if right is None else users.get(right.output[0])
-        if flat is None or right is None or (left.op_type, right.op_type, flat.op_type) != ("MatMul", "MatMul", "Reshape"):
+        if (
+            flat is None
+            or right is None
+            or (left.op_type, right.op_type, flat.op_type) != ("MatMul", "MatMul", "Reshape")
+        ):
             continue
-        rows, columns, shape = (constants.get(name) for name in (left.input[0], right.input[1], flat.input[1]))
+        rows, columns, shape = (
+            constants.get(name) for name in (left.input[0], right.input[1], flat.input[1])
+        )
         if rows is None or columns is None or shape is None or shape.size != 2:
             continue
         name, cells, places = left.output[0], len(rows) * columns.shape[1], rows.shape[1] * len(columns)
@@ -95,7 +107,9 @@ def _written_for(model: ModelProto, opset: int) -> ModelProto:
     written.CopyFrom(model)
     graph = written.graph
     others = {node.domain for node in graph.node if node.domain}
-    kept = [each for each in model.opset_import if each.domain in others]  # a quantiser names one it does not use
+    kept = [
+        each for each in model.opset_import if each.domain in others
+    ]  # a quantiser names one it does not use
     written.ClearField("opset_import")
     written.opset_import.extend([helper.make_opsetid("", opset), *kept])
     written.ir_version = helper.find_min_ir_version_for(written.opset_import, ignore_unknown=True)

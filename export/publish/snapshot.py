@@ -64,7 +64,9 @@ class Snapshot:
         np.ndarray
     )  # uint8 [n, H, W, 3], at least one: from the memory, else from the workspace, else noise
     held_out: HeldOutSamples
-    labels: Mapping[int, int] = field(default_factory=dict)  # labelled samples by class; empty if nobody counted
+    labels: Mapping[int, int] = field(
+        default_factory=dict
+    )  # labelled samples by class; empty if nobody counted
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
