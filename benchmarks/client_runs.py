@@ -165,6 +165,7 @@ def with_ncnn(asked: Sequence[Asked]) -> list[Answers]:
         (place / "model.ncnn.param").write_text(text)
         network = ncnn.Net()
         network.opt.num_threads = 1
+        network.opt.use_fp16_packed = network.opt.use_fp16_storage = network.opt.use_fp16_arithmetic = False
         if network.load_param(str(place / "model.ncnn.param")) or network.load_model(
             str(place / "model.ncnn.bin")
         ):
@@ -172,7 +173,8 @@ def with_ncnn(asked: Sequence[Asked]) -> list[Answers]:
 
         def run(images: np.ndarray, network: Any = network) -> tuple[np.ndarray, np.ndarray]:
             extractor = network.create_extractor()
-            extractor.input("in0", ncnn.Mat(images[0].astype(np.float32)).clone())
+            numbers = images[0].astype(np.float32)  # by a name: ncnn's Mat does not keep it alive
+            extractor.input("in0", ncnn.Mat(numbers).clone())
             return np.array(extractor.extract("out0")[1]), np.array(extractor.extract("out2")[1])
 
         found.append(one_by_one(installed("ncnn"), run, each.images))
