@@ -24,7 +24,7 @@ from edge_hpcr.workspace.verify import verify_workspace
 from export.device.errors import BadModel
 from export.device.manifest import ClassLabel, Manifest, read_manifest
 from export.device.model import Classifier
-from export.publish.beside import model_card
+from export.publish.companions import model_card
 from export.publish.portable import PIXELS, merge_pools, opset_of, portable
 from export.publish.publish import publish
 from export.publish.quantise import quantised, to_float16

@@ -1,163 +1,153 @@
-"""What lies beside a model for whoever uses it without our code: names, a model card, and a golden sample.
+"""What runs beside `learn`: publishing by itself, and the server that gives models to devices.
 
-The golden sample is a picture with the answers to it, by which a port finds out whether it resizes and runs the model as
-it should. The picture is drawn (a gear of the demonstration's workbench, 320 x 240): nobody's own pictures leave the workspace with
-a model.
+`edge_hpcr` names this module and does not import it: the export builds on the learner, not the other way round. The
+server is a process of its own, so that two hundred devices that ask every second do not slow the learning down, nor can
+what they send end it.
 """
 
 from __future__ import annotations
 
-import json
-from functools import cache
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import cv2
-import numpy as np
+import export
+from edge_hpcr.common.errors import UserError
+from export.publish.serve import check_address, listen_once
+from export.publish.tokens import Tokens
 
-from edge_hpcr.common.files import write_through
-from edge_hpcr.common.units import format_bytes
-from edge_hpcr.live.status import accuracy_text
-from edge_hpcr.stream.resize import RESIZE_STEPS, prepare
-from export.device.model import Classifier
-from export.publish.snapshot import Snapshot
-from export.publish.to_onnx import file_facts
+if TYPE_CHECKING:
+    from edge_hpcr.live.live_learner import LiveLearner
 
-LABELS, CARD = "labels.txt", "model-card.md"
-GOLDEN, PICTURE, INPUT = "golden.json", "golden.png", "golden-input.png"
-# Of a score or similarity. The picture's is larger: a resize that rounds a pixel otherwise is still right.
-TOLERANCES = {"input": 0.001, "image": 0.01}
-MOST_NAMES = 200  # of classes in a card
-_PICTURE = Path(__file__).with_name(PICTURE)
-_SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|"})
+SERVED_SECONDS = 5.0  # between two publications where devices wait for them and nothing else was asked for
+STOP_SECONDS = 10.0
+MOST_PAUSE = 30.0  # seconds until a server that ended is started again
 
 
-def write_beside(
-    folder: Path, classifier: Classifier, snapshot: Snapshot, facts: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Write everything that belongs beside the model in `folder`; how the manifest names it."""
-    write_through(folder / LABELS, "".join(f"{each.name}\n" for each in snapshot.classes))
-    write_through(folder / CARD, model_card(snapshot, facts))
-    picture, frame = _picture()
-    prepared = prepare(frame, (snapshot.height, snapshot.width))
-    write_through(folder / PICTURE, picture)
-    write_through(folder / INPUT, cv2.imencode(".png", prepared[..., ::-1])[1].tobytes())
-    write_through(folder / GOLDEN, json.dumps(golden(classifier, prepared), indent=1, ensure_ascii=False))
-    names = {"labels": LABELS, "card": CARD, "golden": GOLDEN, "golden_image": PICTURE, "golden_input": INPUT}
-    return {key: file_facts(folder / name) for key, name in names.items()}
+@dataclass(frozen=True)
+class Serving:
+    """Where to serve, checked before anything is learned."""
+
+    host: str
+    port: int
+    token: Path | None
+
+    @classmethod
+    def parse(cls, address: str, token: Path | None) -> Serving:
+        """`HOST:PORT`, `[HOST]:PORT` or `:PORT`, which is this machine only."""
+        host, separator, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+        if not separator or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
+            raise UserError(f"--serve {address}: write it as HOST:PORT, like 0.0.0.0:8081")
+        family, place = check_address(host, int(port), Tokens.read(token), option="--serve")
+        return cls(host, listen_once(family, place), token)
 
 
-@cache
-def _picture() -> tuple[bytes, np.ndarray]:
-    """The golden picture as a file and as a frame."""
-    data = _PICTURE.read_bytes()
-    return data, np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
+def beside(
+    serve: str | None, token: Path | None
+) -> Callable[[LiveLearner, Path], AbstractContextManager[None]]:
+    """What to enter while a learner runs, with the path of its workspace; bad input is refused now."""
+    if token is not None and serve is None:
+        raise UserError("--token: it is for devices; give --serve HOST:PORT too")
+    serving = Serving.parse(serve, token) if serve is not None else None
+
+    @contextmanager
+    def running(live: LiveLearner, workspace: Path) -> Iterator[None]:
+        with ExitStack() as stack:
+            if serving:
+                stack.enter_context(_server(workspace, serving))
+            settings = live.workspace.settings
+            if serving or settings.publish_steps or settings.publish_seconds:
+                stack.enter_context(_publisher(live, SERVED_SECONDS if serving else None))
+            yield
+
+    return running
 
 
-def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
-    """What the plain model answers to the golden picture."""
-    classes = classifier.info.classes
-    (result,) = classifier.predict_prepared(prepared[None], len(classes))
-    scores = {label.id: round(label.confidence, 7) for label in result.top}
-    return {
-        "image": PICTURE,
-        "input": INPUT,  # the picture after the resize, as the model sees it
-        "scores": [scores[each.id] for each in classes],
-        "similarity": round(result.similarity, 7),
-        "unknown": result.unknown,
-        "best": {"id": result.top[0].id, "name": result.top[0].name},
-        "tolerance": TOLERANCES,
-    }
+@contextmanager
+def _publisher(live: LiveLearner, default_seconds: float | None) -> Iterator[None]:
+    from export.publish.publisher import publisher_of  # ONNX takes a second, and a plain `learn` needs none
+
+    publisher = publisher_of(live, default_seconds, say)
+    assert publisher is not None
+    publisher.start()
+    finished = False
+    try:
+        yield
+        finished = not live.failed
+    finally:
+        publisher.stop(publish=finished)  # what was learned last, if nothing has gone wrong
 
 
-def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    """What a person should know of the model: what it tells apart, how well, on what that rests, how it was made."""
-    return (
-        "\n\n".join(
-            [
-                f"# Model, version {facts['version']}",
-                _summary(snapshot, facts),
-                "## Classes",
-                _classes(snapshot),
-                "## How well",
-                _accuracy(snapshot, facts),
-                "## How to use it",
-                _use(snapshot, facts),
-                "## Files",
-                _files(facts),
-                "## How it was made",
-                _making(snapshot, facts),
-            ]
-        )
-        + "\n"
-    )
+@contextmanager
+def _server(workspace: Path, serving: Serving) -> Iterator[None]:
+    server = ServerProcess(workspace, serving)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
 
 
-def _summary(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    return (
-        f"An image classifier of {len(snapshot.classes):,} classes, published on {facts['created'].replace('T', ' ')} by "
-        f"Edge HPCR {facts['versions']['edge_hpcr']}, after step {snapshot.step:,} of a learner that goes on learning."
-    )
+def say(sentence: str) -> None:
+    print(f"edge_hpcr: {sentence}", file=sys.stderr, flush=True)
 
 
-def _classes(snapshot: Snapshot) -> str:
-    rows = ["| score | id | name | labels |", "|--:|--:|:--|--:|"]
-    for place, each in enumerate(snapshot.classes[:MOST_NAMES]):
-        labels = f"{snapshot.labels[each.id]:,}" if each.id in snapshot.labels else "not known"
-        rows.append(f"| {place} | {each.id} | {each.name.translate(_SPECIAL)} | {labels} |")
-    more = len(snapshot.classes) - MOST_NAMES
-    return "\n".join(rows) + (f"\n\nand {more:,} more: see `{LABELS}`" if more > 0 else "")
+class ServerProcess:
+    """`python -m export serve`, started again if it ends; it ends with this process, however that ends."""
 
+    def __init__(self, workspace: Path, serving: Serving) -> None:
+        self._command = [
+            *(sys.executable, "-P", "-m", "export", "serve", "--workspace", os.fspath(workspace)),
+            *("--host", serving.host, "--port", str(serving.port), "--with-parent"),
+            *(("--token", os.fspath(serving.token)) if serving.token else ()),
+        ]
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="server's keeper", daemon=True)
 
-def _accuracy(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    accuracy = facts["accuracy"]
-    said = accuracy_text(accuracy["held_out"], accuracy["samples"])
-    lines = [
-        f"- Held-out accuracy: {said}. These samples were labelled by the same people from the same source as the others "
-        "and never trained on; pictures from elsewhere may be recognised less often.",
-        f"- Its answers were compared with the network's on {facts['parity']['images']} images: "
-        f"{facts['parity']['same_answer']} alike, scores within {facts['parity']['max_score_difference']:.1e}.",
-    ]
-    for name, made in facts["variants"].items():
-        if made.get("kept") is False:
-            lines.append(f"- No {name}: {made['reason']}.")
-        else:
-            lines.append(f"- {name}: {accuracy_text(made['accuracy'], made['samples'])} on the same samples.")
-    return "\n".join(lines)
+    def start(self) -> None:
+        self._thread.start()
 
+    def stop(self) -> None:
+        self._stopping.set()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()  # which ends it
+        self._thread.join(STOP_SECONDS)
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
 
-def _use(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    image, threshold = facts["image"], snapshot.unknown_below
-    unknown = (
-        "No threshold for *unknown* is known yet: take `similarity` for information."
-        if threshold is None
-        else f"A picture whose `similarity` is below {threshold:g} is *unknown*: of none of these classes."
-    )
-    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(RESIZE_STEPS, 1))
-    return (
-        f"Input `image`: uint8 [N, {image['height']}, {image['width']}, 3], RGB. Outputs: `scores` [N, {len(snapshot.classes)}], "
-        f"probabilities in the order of `{LABELS}`; `feature`; `similarity` [N]. {unknown}\n\n"
-        f"The resize, `{image['resize']}`, to H x W of the input:\n\n{steps}\n\n"
-        f"`{GOLDEN}` has the answers to `{PICTURE}` and to `{INPUT}`, which is the same picture after the resize."
-    )
+    def _run(self) -> None:
+        pause = 1.0
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            code = self._serve()
+            if self._stopping.is_set():
+                return
+            pause = min(MOST_PAUSE, 2 * pause) if time.monotonic() - begun < MOST_PAUSE else 1.0
+            say(f"the server of models ended with {code}: it is started again in {pause:.0f} s")
+            self._stopping.wait(pause)
 
-
-def _files(facts: dict[str, Any]) -> str:
-    kept = [made for made in facts["variants"].values() if made.get("kept") is not False]
-    rows = ["| file | size | bytes | SHA-256 |", "|:--|--:|--:|:--|"]
-    for file in (facts, *kept):
-        rows.append(
-            f"| {file['file']} | {format_bytes(file['bytes'])} | {file['bytes']} | `{file['sha256']}` |"
-        )
-    return "\n".join(rows)
-
-
-def _making(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    labels = sum(snapshot.labels.values())
-    data = f"{labels:,} labelled pictures, the held-out ones among them" if labels else "not known here"
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return (
-        f"- Data: {data}; collected and labelled by the people who taught it.\n"
-        f"- Network: {snapshot.backbone}, learned with {snapshot.method}; temperature {snapshot.temperature:.3g}.\n"
-        f"- Versions: {versions}."
-    )
+    def _serve(self) -> int:
+        # The same packages as here, however they were found.
+        root = os.fspath(Path(export.__file__).parents[1])
+        places = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        with subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": places},
+            start_new_session=True,  # Ctrl-C is for the learner, which ends the server last
+        ) as process:
+            self._process = process
+            if self._stopping.is_set() and process.stdin is not None:
+                process.stdin.close()
+            return process.wait()
