@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,7 +147,9 @@ def measure(only: str, before: list[dict[str, Any]]) -> dict[str, Any]:
                 rows += [known[name]] if name in known else []
                 continue
             print(f"{name} …", file=sys.stderr, flush=True)
-            rows.append({"client": name, **_tried(client, asked, expected)})
+            row = {"client": name, "measured": date.today().isoformat(), **_tried(client, asked, expected)}
+            # What was measured once, where its package was, is worth more than that it is missing here.
+            rows.append(known[name] if "absent" in row and "networks" in known.get(name, {}) else row)
     return {**facts, "busy": facts["load_average"]["start"][0] > BUSY, "networks": networks, "clients": rows}
 
 
