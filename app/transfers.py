@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
@@ -293,17 +294,11 @@ def imported_text(result: Imported) -> str:
     """
     earlier = f" ({result.deleted} of them deleted here earlier)" if result.deleted else ""
     return (
-        f"{_many(result.samples, 'sample')} labelled, {_many(result.classes, 'new class', 'new classes')}, "
+        f"{many(result.samples, 'sample')} labelled, {many(result.classes, 'new class')}, "
         f"{result.known:,} known already{earlier}, {result.bad:,} bad"
     )
 
 
 def exported_text(result: Exported) -> str:
-    missing = f"; {_many(result.missing, 'label')} had no image any more" if result.missing else ""
-    return (
-        f"{_many(result.samples, 'sample')} of {_many(result.classes, 'class', 'classes')} exported{missing}"
-    )
-
-
-def _many(count: int, one: str, more: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+    missing = f"; {many(result.missing, 'label')} had no image any more" if result.missing else ""
+    return f"{many(result.samples, 'sample')} of {many(result.classes, 'class')} exported{missing}"

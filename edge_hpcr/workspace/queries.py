@@ -183,6 +183,15 @@ class Queries:
         )
         return {i: author for i, author in self._rows(query, (json.dumps([*ids]),)) if author}
 
+    def taken_back(self) -> set[int]:
+        """Samples of imports that were undone, as they were left by that; the same import may bring them again."""
+        query = (
+            "SELECT s.id FROM samples s JOIN events e ON e.seq = s.labelled_seq"
+            " LEFT JOIN events done ON e.kind = 'redo' AND json_valid(e.body) AND done.seq = json_extract(e.body, '$.of')"
+            " WHERE s.state = 'dismissed' AND s.has_image = 1 AND 'undo_import' IN (e.kind, done.kind)"
+        )
+        return {sample_id for (sample_id,) in self._rows(query)}
+
     def in_state(self, state: str, ids: list[int]) -> list[int]:
         rows = self._rows(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))
         return [sample_id for (sample_id,) in rows]
