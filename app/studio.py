@@ -59,6 +59,7 @@ DONE_TEXTS = {
     "recolour_class": "a new colour",
     "merge_classes": "merged classes",
     "delete_class": "deleted a class",
+    "undo_import": "took an import back",
 }
 
 
@@ -253,8 +254,21 @@ class Studio:
 
     # Import and export ------------------------------------------------------------------------------------------------
 
-    def import_folder(self, path: Text) -> Done:
-        return Done(f"importing {self.transfers.import_folder(path).name} …")
+    def look_at_import(self, path: Text) -> Done:
+        return Done(f"looking at {self.transfers.look_at_folder(path).name} …")
+
+    def choose_split(self, number: Id, split: Text) -> Done:
+        self.transfers.choose_split(number, split)
+        return Done("")
+
+    def take_import(self, number: Id) -> Done:
+        return Done(f"importing {self.transfers.take_found(number).name} …")
+
+    def undo_import(self, number: Id) -> Done:
+        with self._labelling:
+            told = self.transfers.undo_import(number)
+        self.live.notify()
+        return Done(told)
 
     def export_samples(self) -> Done:
         return Done(f"exporting {self.transfers.export().name} …")
