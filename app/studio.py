@@ -18,6 +18,7 @@ from app.browser_camera import SPEC as BROWSER
 from app.changing import ChangingClasses
 from app.feeder import Feeder, Shown
 from app.published import Models
+from app.sample_answers import SampleAnswers
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import resolve_device
@@ -40,6 +41,10 @@ Id = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE)]
 ClassId = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE, alias="class")]
 Ids = Annotated[
     list[Annotated[int, Field(gt=0, lt=2**53)]],
+    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
+]
+Seen = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**53)]],
     Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
 ]
 Text = Annotated[str, Field(max_length=2000, description="a text")]
@@ -82,6 +87,7 @@ class Studio:
         self.runs = BenchRuns(workspace.layout.benchmarks)
         self.models = Models(self.live, self.policy)
         self.transfers = Transfers(workspace, self.live, rules)
+        self.answers = SampleAnswers(self.live)
         self.publisher: Publisher | None = None
         # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
         self._labelling = threading.RLock()
@@ -202,16 +208,43 @@ class Studio:
 
     # Samples and classes ----------------------------------------------------------------------------------------------
 
-    def label_samples(self, samples: Ids, class_id: ClassId) -> Done:
-        event = self.journal.label(samples, class_id)
+    def label_samples(self, samples: Ids, class_id: ClassId, seen: Seen | None = None) -> Done:
+        """Label samples; `seen` are the classes that the page showed of them, 0 for none.
+
+        What somebody else has labelled differently meanwhile stays so: whoever looks at it then may decide anew.
+        """
+        with self.journal.transaction():  # nobody labels between looking and labelling
+            taken = self._labelled_meanwhile(samples, seen or [], class_id)
+            stay = [f"sample {i} stays {what}" for i, what in [*taken.items()][:MOST_ADVISED]]
+            if len(taken) > MOST_ADVISED:
+                stay.append(f"and so do {len(taken) - MOST_ADVISED} others")
+            rest = [i for i in samples if i not in taken]
+            if taken and not rest:
+                raise UserError("; ".join(stay))
+            event = self.journal.label(rest, class_id)
         self.live.notify()
         changed = len(event.moves)
-        return Done(f"{changed} labelled {self.class_name(class_id)}", event.seq, class_id, changed)
+        told = f"{changed} labelled {self.class_name(class_id)}"
+        return Done("; ".join([told, *stay]), event.seq, class_id, changed)
 
-    def label_samples_as(self, samples: Ids, name: Text) -> Done:
+    def _labelled_meanwhile(self, samples: list[int], seen: list[int], class_id: int) -> dict[int, str]:
+        """Samples that have another class than the page showed, in words."""
+        now = self.journal.labels_of(samples)
+        other = {
+            i: now[i]
+            for i, was in zip(samples, seen, strict=False)
+            if now.get(i) not in (None, was, class_id)
+        }
+        authors = self.journal.authors_of(other)
+        return {
+            i: f"{self.class_name(each)}, which {authors.get(i, 'somebody')} has called it meanwhile"
+            for i, each in other.items()
+        }
+
+    def label_samples_as(self, samples: Ids, name: Text, seen: Seen | None = None) -> Done:
         """Label samples by the class's name; the class is made if there is none of that name."""
         with self.journal.transaction():  # a sample that is gone must not leave a class behind
-            return self.label_samples(samples, self.journal.class_named(name))
+            return self.label_samples(samples, self.journal.class_named(name), seen)
 
     def dismiss(self, samples: Ids) -> Done:
         event = self.journal.dismiss(samples)

@@ -310,7 +310,7 @@ def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, fo
     assert result["phase"] == "cancelled" and 0 < result["done"] < result["total"] == 43
     assert result["message"].startswith("cancelled; what was taken in so far stays: 10 samples labelled")
     app.act(do="import", path=str(folder))
-    assert app.ended()["message"] == "33 samples labelled, 1 new class, 10 known already, 0 bad"
+    assert app.ended()["message"] == "33 samples labelled, 0 new classes, 10 known already, 0 bad"
 
 
 @pytest.mark.slow

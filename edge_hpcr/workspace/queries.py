@@ -183,6 +183,16 @@ class Queries:
         )
         return {i: author for i, author in self._rows(query, (json.dumps([*ids]),)) if author}
 
+    def origins(self, state: str) -> list[str]:
+        """Where the samples of a state came from, each once."""
+        return [
+            origin
+            for (origin,) in self._rows("SELECT DISTINCT origin FROM samples WHERE state = ?", (state,))
+        ]
+
+    def origins_of(self, state: str) -> dict[int, str]:
+        return dict(self._rows("SELECT id, origin FROM samples WHERE state = ?", (state,)))
+
     def taken_back(self) -> set[int]:
         """Samples of imports that were undone, as they were left by that; the same import may bring them again."""
         query = (
