@@ -9,6 +9,7 @@ from app.tabs.parts import PLAIN
 HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/edge/static/style.css">
+<link rel="stylesheet" href="/edge/static/review.css">
 <script type="module" src="/edge/static/edge.js"></script>
 """
 # A tab without a function is drawn by the script of its name in static/.

@@ -30,10 +30,6 @@ function showStrip(now) {
   strip.dataset.text = text;
   strip.replaceChildren(...parts);
   if (strip.nextElementSibling !== problems) strip.after(problems);
-  // The text alone: Gradio uses its buttons again for other tabs on a narrow page, and must find its own text node there.
-  const review = document.getElementById("tab-review-button");
-  const label = [...(review?.childNodes ?? [])].find((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-  if (label) label.data = now.queue ? `Review ${now.queue}` : "Review";
 }
 
 // An element of its own, because the strip is made anew with every number that changes: a button there would lose its focus.
