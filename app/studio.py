@@ -21,6 +21,7 @@ from app.published import Models
 from app.sample_answers import SampleAnswers
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
@@ -271,13 +272,15 @@ class Studio:
         name = self.class_name(class_id)
         moved = self.journal.merge_classes(class_id, into)
         self.live.notify()
-        return Done(f"{name} merged into {self.class_name(into)}: {moved} samples moved", None, into, moved)
+        return Done(
+            f"{name} merged into {self.class_name(into)}: {many(moved, 'sample')} moved", None, into, moved
+        )
 
     def delete_class(self, class_id: ClassId) -> Done:
         name = self.class_name(class_id)
         lost = self.journal.delete_class(class_id)
         self.live.notify()
-        return Done(f"{name} deleted with {lost} samples; u undoes it", None, None, lost)
+        return Done(f"{name} deleted with {many(lost, 'sample')}; u undoes it", None, None, lost)
 
     def class_name(self, class_id: int) -> str:
         return self.journal.class_name(class_id) or f"class {class_id}"

@@ -154,7 +154,7 @@ def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **opti
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(app.link)
-    expect(page.locator("#strip")).to_contain_text("labels")
+    expect(page.locator("#strip")).to_contain_text("label")
     go_to(page, tab)
     return page
 

@@ -20,7 +20,7 @@ function showStrip(now) {
   const parts = [
     make("strong", {}, "Edge HPCR"),
     make("span", { class: `phase ${now.phase}` }, `● ${PHASES[now.phase] ?? now.phase}`),
-    make("span", {}, `${now.labels.toLocaleString("en")} labels${waiting}`),
+    make("span", {}, `${now.labels.toLocaleString("en")} ${now.labels === 1 ? "label" : "labels"}${waiting}`),
     make("span", {}, "memory ", make("meter", { min: 0, max: 1, value: share, "aria-label": "memory used" }), ` ${bytes(now.memory.used)} of ${bytes(now.memory.budget)}`),
     make("span", {}, `held-out ${now.held_out.text}`),
     make("span", {}, now.model === null ? "no model published yet" : `model v${now.model}`),

@@ -50,6 +50,10 @@ NOTHING_HELD = (
     "The memory is empty. Teach something on the Teach tab: what is learned is kept here for replay."
 )
 
+ORIGINALS_SHOWN = (
+    "The memory holds no pictures but what the frozen part of the network says of them, in numbers. "
+    "These are the pictures that the numbers were made from."
+)
 STATISTICS_HELD = "The memory is empty: this method keeps statistics of the samples, not the samples. They count in the bytes above."
 
 
@@ -132,16 +136,17 @@ def thumbnails(studio: Studio, content: Content, classes: Sequence[ClassLook]) -
     pictures = []
     for place, (sample_id, class_id) in enumerate(zip(content.ids, content.classes, strict=True)):
         name = escape(names.get(class_id, f"class {class_id}"))
-        source, text = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
-        if _has_file(studio, sample_id):
-            picture = _picture(source, text)
-        elif content.images is None:
-            picture = PLACEHOLDER.format(text=f"{text}, its picture was dropped to keep the disk budget")
-        else:
+        text = f"{name}, sample {sample_id}"
+        if content.images is not None:  # what is held, as small and as changed by its encoding as it is
             copied = base64.b64encode(encode(content.images[place], "png")).decode()
-            picture = _picture(f"data:image/png;base64,{copied}", f"{text}, the memory's own copy")
-        pictures.append(f"<figure>{picture}<figcaption>{name}</figcaption></figure>")
-    return f'<div class="memory-pictures">{"".join(pictures)}</div>'
+            picture = _picture(f"data:image/png;base64,{copied}", f"{text}, as the memory holds it")
+        elif _has_file(studio, sample_id):
+            picture = _picture(f"/edge/sample/{sample_id}", f"{text}, the picture that it was made from")
+        else:
+            picture = PLACEHOLDER.format(text=f"{text}, its picture was dropped to keep the disk budget")
+        pictures.append(f'<figure>{picture}<figcaption dir="auto">{name}</figcaption></figure>')
+    note = f"<p>{ORIGINALS_SHOWN}</p>" if content.images is None else ""
+    return f'{note}<div class="memory-pictures">{"".join(pictures)}</div>'
 
 
 def _picture(source: str, text: str) -> str:

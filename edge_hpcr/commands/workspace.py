@@ -140,8 +140,8 @@ def verify(workspace: W, as_json: AsJson = False) -> int:
         return 1
     facts = workspace_facts(workspace)
     print(
-        f"{workspace} is whole: {facts.counts.labels:,} labels in {_count(facts.classes, 'class')}, "
-        f"{facts.counts.images:,} images ({format_bytes(facts.counts.image_bytes)}), {facts.events:,} events, "
+        f"{workspace} is whole: {_count(facts.counts.labels, 'label')} in {_count(facts.classes, 'class')}, "
+        f"{_count(facts.counts.images, 'image')} ({format_bytes(facts.counts.image_bytes)}), {_count(facts.events, 'event')}, "
         f"{_count(facts.checkpoints, 'checkpoint')}"
     )
     return 0
@@ -154,7 +154,7 @@ def recover(workspace: W) -> None:
         counts = opened.journal.counts()
         print(*opened.report, sep="\n", end="\n" if opened.report else "")
     print(
-        f"{workspace} opens: {counts.labels:,} labels, {counts.queued:,} images in the queue; `verify` checks it all"
+        f"{workspace} opens: {_count(counts.labels, 'label')}, {_count(counts.queued, 'image')} in the queue; `verify` checks it all"
     )
 
 
@@ -396,7 +396,7 @@ def list_samples(
     context: Context,
     queue: Annotated[bool, Option("--queue", help="those that wait, the most informative first")] = False,
     suspicious: Annotated[
-        bool, Option("--suspicious", help="labels that their neighbours contradict, strongest first")
+        bool, Option("--suspicious", help="labels that the other samples contradict, strongest first")
     ] = False,
     class_name: Annotated[
         str | None, Option("--class", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")

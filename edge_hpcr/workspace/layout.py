@@ -22,6 +22,7 @@ class Layout:
         self.set_aside = self.path / "set-aside"
         self.lock = self.path / "lock"
         self.status = self.path / "status.json"
+        self.latencies = self.path / "latencies.json"  # of published models on this machine
         self.token = self.path / "token"  # opens the app's page
         self.certificate = self.path / "tls.pem"  # with its key, of `--tls auto`
 

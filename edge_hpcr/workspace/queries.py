@@ -175,6 +175,12 @@ class Queries:
         query = f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}"
         return dict(self._rows(query, (json.dumps([*ids]),)))
 
+    def has_trained_label(self, class_id: int) -> bool:
+        """Whether a sample of the class is there to learn from; the others are kept for measuring."""
+        return bool(
+            self._rows("SELECT 1 FROM samples WHERE class_id = ? AND held_out = 0 LIMIT 1", (class_id,))
+        )
+
     def authors_of(self, ids: Iterable[int]) -> dict[int, str]:
         """Who acted last on each of these samples, as far as it was noted."""
         query = (
