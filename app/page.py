@@ -32,6 +32,25 @@ def theme() -> gr.themes.Base:
         neutral_hue=gr.themes.colors.slate,
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
+    ).set(  # what can be read: text has a contrast of at least 4.5 to 1
+        color_accent="*primary_600",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_text_color="white",
+        button_primary_text_color_dark="white",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_300",
+        block_label_text_color="*neutral_600",
+        block_label_text_color_dark="*neutral_200",
+        block_title_text_color="*neutral_700",
+        block_title_text_color_dark="*neutral_200",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        checkbox_background_color_selected="*primary_600",
+        checkbox_background_color_selected_dark="*primary_600",
     )
 
 
