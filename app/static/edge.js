@@ -1,7 +1,7 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
 import { act, bytes, get, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
-import { mountReview } from "./review.js";
+import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
 
 const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
@@ -98,6 +98,6 @@ async function beat() {
   setTimeout(beat, pause);
 }
 
-state.listeners.push(showStrip, showProblem);
+state.listeners.push(showStrip, showProblem, showBadge);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) get(`/edge/state?${since()}`).then(hear).catch(() => {}); });
 beat();

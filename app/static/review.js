@@ -89,7 +89,6 @@ class Review {
 
   show(now) {
     this.now = now;
-    showBadge(now.queue);
     if (!isShown(this.place)) return;
     this.showClasses(now);
     this.transfer.show(now.transfer);
@@ -394,8 +393,8 @@ class Review {
   }
 }
 
-/** The number on the tab: the text alone, as Gradio uses its buttons again for other tabs on a narrow page. */
-function showBadge(queue) {
+/** The number on the tab, also before it was opened: the text alone, as Gradio uses its buttons again on a narrow page. */
+export function showBadge({ queue }) {
   const button = document.getElementById("tab-review-button");
   const label = [...(button?.childNodes ?? [])].find((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
   const text = queue ? `Review ${queue.toLocaleString("en")}` : "Review";

@@ -85,11 +85,12 @@ def overhead_text(facts: dict[str, Any]) -> str:
     overhead, what = facts["overhead"], kept(facts["codec"])
     paper = ", ".join(f"{name} {ratio:.2f}" for name, ratio in PAPER_OVERHEAD.items())
     return (
+        "<details><summary>For researchers: what logits and features add</summary>"
         f"<p>HPCR keeps logits and features with every {what}. Counted in numbers, as the paper counts, a sample here takes "
         f"<b>{overhead['numbers']:.2f}</b> times its {what}; in real bytes, with 16-bit logits and features, it takes "
         f"<b>{overhead['bytes']:.2f}</b> times what it would without them. "
         f"The paper's figures, in numbers: {paper} "
-        "(HPCR, table “The memory (data) on different datasets for HPCR”).</p>"
+        "(HPCR, table “The memory (data) on different datasets for HPCR”).</p></details>"
     )
 
 
