@@ -186,3 +186,25 @@ def test_an_import_is_looked_at_confirmed_with_its_progress_in_sight_and_undone(
     page.locator("#import-undo").click()
     expect(page.locator("#transfer-text")).to_contain_text("2 labels and 2 classes taken back")
     assert "temple" not in labels_of(app) and queued(app) == 45
+
+
+@pytest.mark.parametrize("size", [(1200, 700), (390, 800)], ids=["desktop", "phone"])
+def test_sixty_classes_leave_room_for_the_pictures(app, browser, size):
+    for number in range(4, 61):
+        app.server.studio.journal.class_named(f"class number {number}, with a name that goes on for a while")
+    page = open_page(browser, app, "Review")
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    expect(page.locator("#review-classes button")).to_have_count(60)
+    bar = page.locator(".review-bar").bounding_box()
+    assert bar["height"] < 0.4 * size[1]
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    page.locator(".review-face").first.click()
+    page.locator("#review-large .class-button").nth(59).click()  # without a key, and far down in its list
+    name = "class number 60, with a name that goes on for a while"
+    wait_for(lambda: labels_of(app)[name] == 1, "the label of the last class")
+    page.keyboard.press("Escape")
+    for tab in ("Classes", "Accuracy"):
+        go_to(page, tab)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], tab
+    for row in app.server.studio.journal.classes()[3:]:
+        app.server.studio.journal.delete_class(row.id)

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from process_parts import started
 from test_live_learner import PATIENCE, Bench
 from workspace_parts import SMALL
 
+from app import review
 from app.published import Latencies, Latency, Publication, Version
 from app.studio import Studio
 from app.tabs import memory, models
@@ -84,6 +86,23 @@ def test_labels_of_a_class_that_is_not_known_yet_are_no_test(bench):
     batch = live.workspace.settings.micro_batch
     assert isinstance(tried, TestThenTrain) and tried.seen.total() <= 30 - 3
     assert all(10 - batch <= tried.seen[bench.class_of(digit)] < 10 for digit in (0, 1, 2))
+
+
+def test_a_workspace_that_is_deleted_under_the_page_acknowledges_no_label(studio):
+    """Its files are open, and could be written; they would be gone with the program."""
+    mug = studio.create_class("mug").class_id
+    sample = studio.workspace.take(np.zeros((8, 8, 3), np.uint8), "test")
+    path = studio.workspace.path
+    shutil.move(path, path.with_name("elsewhere"))
+    with pytest.raises(UserError, match=r"was deleted, moved or replaced .*: nothing is saved any more"):
+        studio.label_samples([sample], mug)
+    with pytest.raises(UserError, match=r"journal .* is missing"):
+        review.page(studio, {})
+    state = studio.state(fresh=True)
+    assert "cannot be read: No such file or directory" in state["alarms"][0], "every tab's strip says it"
+    assert any("nothing is saved any more" in reason for reason in studio.reasons_not_ready())
+    shutil.move(path.with_name("elsewhere"), path)
+    assert studio.label_samples([sample], mug).samples == 1, "the same file is back"
 
 
 # The command line -------------------------------------------------------------------------------------------------

@@ -192,7 +192,9 @@ class Review {
 
   /** The picture that keys are about; one of them can be reached with Tab. */
   setCurrent(id) {
+    const before = this.current;
     this.current = id;
+    if ((before === null) !== (id === null)) this.showSelection(); // actions need something to be about
     const index = this.samples.findIndex((sample) => sample.id === id);
     if (index >= 0) this.placeOfCurrent = index;
     const reachable = index >= 0 ? id : this.samples[0]?.id;

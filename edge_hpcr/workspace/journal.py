@@ -68,6 +68,7 @@ class Journal(Queries):
         self._lock = threading.RLock()
         self._spare_ids: list[int] = []
         super().__init__(open_for_writing(self.path), self.path)
+        self._file = self.path.stat().st_ino
 
     def close(self) -> None:
         with self._lock, as_user_errors(self.path):
@@ -314,6 +315,7 @@ class Journal(Queries):
         with self._lock, as_user_errors(self.path):
             nested = self._db.in_transaction
             if not nested:
+                self._refuse_if_deleted()
                 self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -324,6 +326,18 @@ class Journal(Queries):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _refuse_if_deleted(self) -> None:
+        """An open file can be written after somebody has deleted it, and is gone with this process."""
+        try:
+            same = self.path.stat().st_ino == self._file
+        except OSError:
+            same = False
+        if not same:
+            what = "was deleted, moved or replaced while this program had it open"
+            raise UserError(
+                f"journal {self.path} {what}: nothing is saved any more; put it back, and start again"
+            )
 
     def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
