@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check bench fuzz browser nginx screenshots docs install install-dev install-device clean
+.PHONY: help run test quick check bench fuzz browser nginx broker rtsp screenshots docs install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ run: install ## set up, then start the app on http://127.0.0.1:7860 and print th
 # Two at a time, a file each, in the order of tests/conftest.py: much of a browser's test is waiting.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: check browser nginx ## set up, check, then run every test
+test: check browser nginx broker rtsp ## set up, check, then run every test
 	$(PYTEST)
 	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes
@@ -41,6 +41,7 @@ bench: install-dev browser ## measure this machine: a step, exported models, the
 	$(BIN)/python -m benchmarks.latency --out results/latency.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
+	$(BIN)/python -m benchmarks.fleet --out results/fleet.json --page docs/scale.md
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
 	$(BIN)/python -m benchmarks.endurance.faults --out results/faults.json
 
@@ -50,8 +51,9 @@ fuzz: install-dev ## damaged input for everything that reads from outside, ten m
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
 
-screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots
+screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots, and make the film docs/teach.webp
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
+	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
 
 # What the system has, what its packages have, or what Playwright brings, in this order.
 browser: install-dev ## a Chromium for the tests, if there is none
@@ -64,6 +66,16 @@ nginx: ## an nginx for the test of the proxy lines in docs/app.md, which is skip
 	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null 2>&1 \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null && { systemctl disable --now nginx >/dev/null 2>&1 || true; }; } \
 	|| echo "No nginx here: the test of the proxy lines will be skipped."
+
+broker: ## a mosquitto for the tests of --mqtt, which are skipped without one
+	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends mosquitto >/dev/null && { systemctl disable --now mosquitto >/dev/null 2>&1 || true; }; } \
+	|| echo "No mosquitto here: the tests with a real MQTT broker will be skipped."
+
+rtsp: ## GStreamer's RTSP server for the test of a camera's password, which is skipped without it
+	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good >/dev/null; } \
+	|| echo "No GStreamer RTSP server here: the test of a camera's password will be skipped."
 
 install: $(INSTALLED) ## create .venv with what running needs
 install-dev: $(INSTALLED_DEV) ## the same with what testing needs

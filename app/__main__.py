@@ -95,10 +95,15 @@ def source_rules(alone: bool, under: list[Path] | None, private: bool | None) ->
 def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
     print("Edge HPCR starts; the first time on a machine takes a little longer …", flush=True)
     gc.disable()  # what is imported stays: looking for garbage among it takes a tenth of the start
-    from app import charts
-    from app.server import Server  # PyTorch and Gradio take seconds, and --help needs neither
+    from app.server import Server  # its imports take a moment, and --help needs none of them
 
-    server = Server(workspace, *arguments, **options)
+    told: list[str] = []
+
+    def announce(link: str) -> None:
+        told.append(link)
+        print(f"Open {link} in a browser. Ctrl-C saves and ends.", flush=True)
+
+    server = Server(workspace, *arguments, announce=announce, **options)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -108,10 +113,12 @@ def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
         address = server.start()
         gc.freeze()
         gc.enable()
+        from app import charts
+
         charts.prepare()
         if server.certificate:
             print(f"Its certificate's SHA-256 is {server.certificate.fingerprint()}")
-        print(f"Open {address}{server.ticket} in a browser. Ctrl-C saves and ends.", flush=True)
+        print("Ready.", flush=True) if told else announce(address + server.ticket)
         while not stopping.wait(1.0):
             pass
         print("saving …", flush=True)

@@ -12,6 +12,7 @@ NAMED_ALIKE = (
     *("new_class", "undo", "redo", "clear_problem", "hold", "label_samples", "label_samples_as", "dismiss"),
     *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
     *("cancel_transfer", "choose_split", "take_import", "undo_import"),
+    *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),
 )
 METHODS = {
     "label": Studio.label_frames,

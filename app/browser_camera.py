@@ -12,13 +12,19 @@ RATE_OVER = 2.0  # seconds
 
 
 class BrowserCamera(LiveStream):
-    """Frames are pushed by whichever page has the camera; when several do, the newest frame counts."""
+    """Frames are pushed by the page that has the camera: the last one that asked for it. Without one, the first that does."""
 
     name = "browser camera"
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "") -> None:
         super().__init__()
+        self.owner = owner
         self._arrivals: list[float] = []
+
+    def is_of(self, page: str) -> bool:
+        """Whether this page's frames are wanted."""
+        self.owner = self.owner or page
+        return page == self.owner
 
     def push(self, image: np.ndarray) -> None:
         now = time.monotonic()

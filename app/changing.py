@@ -34,6 +34,10 @@ class ChangingClasses:
         with self._lock:
             return {class_id: row.name for class_id, (row, _) in self._look().items()}
 
+    def rows(self) -> list[ClassRow]:
+        with self._lock:
+            return [row for row, _ in self._look().values()]
+
     def since(self, version: str) -> dict[str, Any]:
         """What a page that has this version needs: changed and new classes, those that are gone, whether that is all."""
         with self._lock:

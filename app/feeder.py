@@ -23,9 +23,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.live import feeder
 from edge_hpcr.live.feeder import Seen
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.predictor import Answer
+from edge_hpcr.live.predictor import NOTHING_KNOWN, Answer
 from edge_hpcr.stream import DEMONSTRATION, Frame, Rules, Stream, open_stream
-from edge_hpcr.stream.gate import hamming
+from edge_hpcr.stream.gate import hamming, perceptual_hash
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
 
@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 
 FRAMES_KEPT = 100  # ten seconds: longer than a burst may be
 RECENTLY_HELD_KEPT = 8
+BROUGHT_KEPT = 120  # pictures that pages have brought: more than a burst or one drop on a class may have
+RECENT_ANSWERS = 100
 FRAME_SECONDS = 0.1  # between two frames: more than ten a second help nobody, and cost the learner time
 READ_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 0.4  # of a picture that stands still, since the learner changes
@@ -74,6 +76,8 @@ class Feeder(feeder.Feeder):
         # Not from 1: a page that outlives a restart must not mean another picture by an old number.
         self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._asked_at = 0.0
+        self._brought: OrderedDict[int, Shown] = OrderedDict()
+        self.recent: deque[Answer] = deque(maxlen=RECENT_ANSWERS)  # to pictures that differ
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
 
     # For other threads ------------------------------------------------------------------------------------------------
@@ -102,12 +106,20 @@ class Feeder(feeder.Feeder):
     def browser_camera(self) -> BrowserCamera | None:
         return self.stream if isinstance(self.stream, BrowserCamera) else None
 
-    def choose(self, spec: str, labels: str = "none") -> None:
+    def choose(self, spec: str, labels: str = "none", page: str = "") -> None:
         """Go over to another source; a bad one is refused, and the present one goes on."""
-        stream = self._open(spec, labels)
+        stream = BrowserCamera(page) if spec == BROWSER else self._open(spec, labels)
         with self._lock:
             self._chosen = True
             self._go_over(stream, spec, labels)
+
+    def close(self) -> None:
+        """Go on without a source."""
+        with self._lock:
+            self._chosen = True
+            self.leave()
+            self.spec, self._brings_labels = "", False
+            self.problem = self._held = self._newest = None
 
     def resume(self, spec: str, labels: str) -> None:
         """Go on with a remembered source. One that hangs or is away is tried again, and the page starts without it."""
@@ -135,6 +147,8 @@ class Feeder(feeder.Feeder):
                 return
 
     def _go_over(self, stream: Stream, spec: str, labels: str) -> None:
+        if spec != self.spec:
+            self._newest = None  # the last picture of another source would look like one of this
         self.use(stream, labels != "none")
         self.spec, self._brings_labels = spec, labels != "none"
         self.problem = self._held = None
@@ -146,7 +160,10 @@ class Feeder(feeder.Feeder):
             super().leave()
             if name == DEMONSTRATION:
                 queued = self.workspace.journal.samples(state="queued", origin=name)
-                self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
+                try:
+                    self.workspace.drop_queued(row.id for row in queued if row.labelled_seq is None)
+                except UserError as error:  # of the disk; another source is wanted all the same
+                    self.live.report(str(error))
 
     def _open(self, spec: str, labels: str) -> Stream:
         if spec == BROWSER:
@@ -166,7 +183,25 @@ class Feeder(feeder.Feeder):
 
     def find(self, number: int) -> Shown | None:
         kept = (shown for shown in tuple(self._recently_held) if shown.number == number)
-        return self._shown.get(number) or next(kept, None)
+        return self._shown.get(number) or self._brought.get(number) or next(kept, None)
+
+    def bring(self, image: np.ndarray, origin: str, digest: str | None = None, ask: bool = False) -> Shown:
+        """Take a picture that a page has: what its camera showed as a key was pressed, or a file.
+
+        The learner is asked about it only on demand: a label need not wait for an answer.
+        """
+        image = shrink(image)
+        answer = self.live.answer([image])[0] if ask else NOTHING_KNOWN
+        shown = Shown(
+            next(self._numbers),
+            *(image, origin, digest, perceptual_hash(image), "brought", answer, None),
+            *encoded(image),
+        )
+        with self._lock:
+            self._brought[shown.number] = shown
+            while len(self._brought) > BROUGHT_KEPT:
+                self._brought.popitem(last=False)
+        return shown
 
     def shown(self, number: int) -> Shown:
         found = self.find(number)
@@ -227,6 +262,8 @@ class Feeder(feeder.Feeder):
             *encoded(image),
         )
         self.problem = None
+        if self._newest is None or shown.answer is not self._newest.answer:
+            self.recent.append(shown.answer)
         self._shown[shown.number] = self._newest = shown
         while len(self._shown) > FRAMES_KEPT:
             self._shown.popitem(last=False)

@@ -53,16 +53,17 @@ class Requests:
 
 
 def text(studio: Studio, requests: Requests) -> str:
-    journal, status = studio.journal, studio.live.status()
-    counts, alarms = journal.counts(), studio.live.alarms()
-    memory, settings, stream = status["memory"], studio.workspace.settings, status["stream"]
-    learned = [reply.seconds for reply in list(studio.live.recent)]
+    own = studio.own  # also while the pages show the demonstration
+    journal, status = own.journal, own.live.status()
+    counts, alarms = journal.counts(), own.live.alarms()
+    memory, settings, stream = status["memory"], own.workspace.settings, status["stream"]
+    learned = [reply.seconds for reply in list(own.live.recent)]
     learned_at = [(f'{{quantile="{q}"}}', float(np.quantile(learned, q))) for q in (0.5, 0.95) if learned]
     held_out = status["held_out"]
     gauges: list[tuple[str, str, float | list[Value]]] = [
         ("labels", "labelled samples", counts.labels),
         ("held_out_labels", "labelled samples that are kept for measuring", counts.held_out),
-        ("classes", "classes", len(studio.class_names())),
+        ("classes", "classes", len(own.classes.names())),
         ("queue_samples", "samples that wait for a label", counts.queued),
         ("queue_bytes", "bytes of their images", counts.queued_bytes),
         ("events", "labels and other actions in the journal", journal.last_seq),
@@ -82,7 +83,7 @@ def text(studio: Studio, requests: Requests) -> str:
         ("memory_budget_bytes", "that it may take", memory["budget"]),
         ("image_bytes", "of stored images", counts.image_bytes),
         ("image_budget_bytes", "that they may take", settings.disk_bytes),
-        ("disk_free_bytes", "where the workspace is", shutil.disk_usage(studio.workspace.path).free),
+        ("disk_free_bytes", "where the workspace is", shutil.disk_usage(own.workspace.path).free),
         ("source_live", "whether the source shows frames", bool(stream and stream["phase"] == "live")),
         ("problems", "that were reported and not put away", len(status["problems"])),
         ("alarms", "things that want somebody now", len(alarms)),

@@ -10,6 +10,7 @@ HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/edge/static/style.css">
 <link rel="stylesheet" href="/edge/static/review.css">
+<link rel="stylesheet" href="/edge/static/teach.css">
 <script type="module" src="/edge/static/edge.js"></script>
 """
 # A tab without a function is drawn by the script of its name in static/.
@@ -26,31 +27,36 @@ TABS = {
 
 
 def theme() -> gr.themes.Base:
-    """Only fonts that the machine has: the page works without any other host."""
-    return gr.themes.Base(
+    """Only fonts that the machine has: the page works without any other host. Its own greys and blues are too pale to read."""
+    base = gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
-    ).set(  # what can be read: text has a contrast of at least 4.5 to 1
+    )
+    quiet = dict.fromkeys(
+        (
+            "body_text_color_subdued",
+            "block_info_text_color",
+            "input_placeholder_color",
+            "block_label_text_color",
+        ),
+        "*neutral_600",
+    )
+    return base.set(
+        **quiet,
+        **{f"{name}_dark": "*neutral_300" for name in quiet},
         color_accent="*primary_600",
-        button_primary_background_fill="*primary_600",
-        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill="*primary_700",
         button_primary_background_fill_dark="*primary_700",
         button_primary_text_color="white",
         button_primary_text_color_dark="white",
-        input_placeholder_color="*neutral_500",
-        input_placeholder_color_dark="*neutral_300",
-        block_label_text_color="*neutral_600",
-        block_label_text_color_dark="*neutral_200",
         block_title_text_color="*neutral_700",
         block_title_text_color_dark="*neutral_200",
-        block_info_text_color="*neutral_600",
-        block_info_text_color_dark="*neutral_300",
-        body_text_color_subdued="*neutral_600",
-        body_text_color_subdued_dark="*neutral_300",
         checkbox_background_color_selected="*primary_600",
         checkbox_background_color_selected_dark="*primary_600",
+        link_text_color="*primary_700",
+        link_text_color_dark="*primary_300",
     )
 
 

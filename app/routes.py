@@ -16,14 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app import actions, metrics, review
+from app.browser_camera import BrowserCamera
+from app.states import answer_state
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import sha256
 from edge_hpcr.stream.decode import decode_image
 from export.device.manifest import MANIFEST
 from export.publish.versions import folder_name, versions
@@ -39,6 +43,8 @@ LONGEST_HEALTH = 5.0
 LARGEST_ACTION = 200_000  # bytes
 LARGEST_FRAME = 4_000_000
 LARGEST_FRAME_PIXELS = 10_000_000
+LONGEST_NAME = 200  # of a picture's file
+MOST_CARDS, CARD_PICTURES = 100, 4
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 NEVER_STORE = {"Cache-Control": "no-store"}
 SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
@@ -56,6 +62,10 @@ def routes(studio: Studio) -> list[Route]:
         route("/edge/state", answers.state),
         route("/edge/frame/{number:int}", answers.frame),
         route("/edge/camera", answers.camera, "POST"),
+        route("/edge/picture", answers.picture, "POST"),
+        route("/edge/health", answers.health),
+        route("/edge/newest", answers.newest),
+        route("/edge/unknown", answers.unknown),
         route("/edge/act", answers.act, "POST"),
         route("/edge/sample/{id:int}", answers.sample),
         route("/edge/samples", answers.samples),
@@ -112,14 +122,52 @@ class Answers:
         return Response(shown.picture, media_type=shown.media_type, headers=NEVER_STORE)
 
     async def camera(self, request: Request) -> Response:
-        if self._studio.feeder.browser_camera is None:
-            return JSONResponse({"wanted": False})
+        """A frame of a page's camera; the answer says whether it is wanted, and whether another page has taken over."""
+        camera, page = self._studio.feeder.browser_camera, request.query_params.get("page", "")
+        if camera is None or not camera.is_of(page):
+            return JSONResponse({"wanted": False, "taken": camera is not None})
+        camera.push(await self._picture_in(request))
+        return JSONResponse({"wanted": self._studio.feeder.browser_camera is camera, "taken": False})
+
+    async def picture(self, request: Request) -> Response:
+        """A picture that is to be labelled or asked about, by the number that it gets here."""
+        self._studio.check_room(request.query_params.get("room", ""))
+        file = Path(request.query_params.get("name", "")[:LONGEST_NAME]).name
         data = await _body(request, LARGEST_FRAME)
-        image = await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS)
-        return JSONResponse({"wanted": self._studio.push_browser_frame(image)})
+        image = await run_in_threadpool(decode_image, data, file or "the picture", LARGEST_FRAME_PIXELS)
+        origin, digest = (file, sha256(data)) if file else (BrowserCamera.name, None)
+        ask = request.query_params.get("ask") == "1"
+        shown = await run_in_threadpool(self._studio.feeder.bring, image, origin, digest, ask)
+        return JSONResponse({"number": shown.number, **answer_state(shown.answer)}, headers=NEVER_STORE)
+
+    async def _picture_in(self, request: Request) -> np.ndarray:
+        data = await _body(request, LARGEST_FRAME)
+        return await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS)
+
+    async def health(self, request: Request) -> Response:
+        rows = await run_in_threadpool(self._studio.health)
+        return JSONResponse({"classes": [asdict(row) for row in rows]}, headers=NEVER_STORE)
+
+    async def newest(self, request: Request) -> Response:
+        """Of the named classes the samples that were labelled last, for their cards."""
+        parts = [part for part in request.query_params.get("classes", "").split(",") if part][:MOST_CARDS]
+        if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
+            raise UserError("classes: name them by their numbers, like 1,2,3")
+        found = await run_in_threadpool(self._studio.journal.newest_of, [*map(int, parts)], CARD_PICTURES)
+        return JSONResponse(found, headers=NEVER_STORE)
+
+    async def unknown(self, request: Request) -> Response:
+        try:
+            share = float(request.query_params.get("share", ""))
+        except ValueError as error:
+            raise UserError("share: give a number from 0 to 0.5") from error
+        return JSONResponse(
+            await run_in_threadpool(self._studio.try_unknown_share, share), headers=NEVER_STORE
+        )
 
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)
+        self._studio.check_room(request.query_params.get("room", ""))
         begun = time.monotonic()
         done = await run_in_threadpool(actions.perform, self._studio, body)
         self.requests.time(time.monotonic() - begun)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from app.body_limit import LARGEST_UPLOAD, BodyLimit
-from app.security import Credentials, Guard, internal_error, own_token
+from app.door import Door
+from app.security import LOCAL, Credentials, Guard, internal_error, own_token
+from app.temporary import own_folder
 from app.tls import AUTO, Certificate, own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
-
-TEMPORARY = "edge-hpcr-page-"  # and the process's number
 
 
 class Server:
@@ -44,10 +39,14 @@ class Server:
         tls: str | None = None,
         tls_key: Path | None = None,
         rules: Rules | None = None,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
+        """`announce` is told the link as soon as it can be opened, which is before everything is loaded."""
         certificate = None if tls in (None, AUTO) else Certificate(Path(tls), tls_key or Path(tls)).check()
         self._refuse_taken(host, port)
-        self.temporary = _own_temporary_folder()
+        # For uploads on their way. Gradio's default is shared by all of its apps, and served to whoever asks.
+        self._temporary = own_folder("page")
+        self.temporary = Path(self._temporary.name)
         # Gradio asks itself whether it has started; a proxy would be another host.
         own = f"127.0.0.1,localhost,::1,{host}"
         # Before Gradio is imported: it reads them then.
@@ -61,22 +60,42 @@ class Server:
             # uvicorn would believe whatever anybody on this machine says about where he is.
             FORWARDED_ALLOW_IPS=trusted_proxy or "",
         )
-        with _no_stubs_from_gradio():
-            import gradio  # noqa: F401
-
-        from app.studio import Studio
-
         self.host, self.port, self._credentials = host, port, credentials
+        self._page: Any = None
+        self._door: Door | None = None
         self.workspace = Workspace.open(workspace)
         try:
             layout = self.workspace.layout
             self.token = own_token(layout.token) if token and credentials is None else None
             self.certificate = own_certificate(layout.certificate, host) if tls == AUTO else certificate
+            if announce is not None:
+                self._open_door(announce)
+            with _no_stubs_from_gradio():
+                import gradio  # noqa: F401
+
+            from app.studio import Studio
+
             self.studio = Studio(self.workspace, rules)
         except BaseException:
+            self._close_door()
             self.workspace.close()
             raise
-        self._page: Any = None
+
+    def _open_door(self, announce: Callable[[str], None]) -> None:
+        # Others would have to come by https, or to give a password, which the door cannot ask for.
+        if self.certificate is None and self._credentials is None and self.host in LOCAL:
+            self._door = Door(self.host, self.port, choose=not self.workspace.settings.source)
+            announce(self.address + self.ticket)
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._door = None
+
+    @property
+    def address(self) -> str:
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     @staticmethod
     def _refuse_taken(host: str, port: int) -> None:
@@ -101,6 +120,7 @@ class Server:
         self._page = page.build(self.studio)
         self.studio.start()
         self._page.queue(default_concurrency_limit=8)
+        self._close_door()
         self._page.launch(
             server_name=self.host,
             server_port=self.port,
@@ -136,8 +156,7 @@ class Server:
         )
         # Made by Gradio, which passes no such option on; uvicorn looks at it for each connection.
         self._page.server.config.http_protocol_class = PunctualProtocol
-        scheme = "https" if self.certificate else "http"
-        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+        return self.address
 
     @property
     def ticket(self) -> str:
@@ -146,13 +165,14 @@ class Server:
 
     def stop(self) -> int:
         """Save and end; nothing that was acknowledged depends on it. Returns how many labels could not be stored."""
+        self._close_door()
         try:
             if self._page is not None:
                 self._page.close(verbose=False)
             return self.studio.stop()
         finally:
             self.workspace.close()
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            self._temporary.cleanup()
 
 
 @contextmanager
@@ -173,15 +193,3 @@ def _no_stubs_from_gradio() -> Iterator[None]:
         yield
     finally:
         inspect.getfile = getfile
-
-
-def _own_temporary_folder() -> Path:
-    """For uploads on their way. Gradio's default is shared by all of its apps, and served to whoever asks."""
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{TEMPORARY}*"):
-        number = left.name.removeprefix(TEMPORARY).partition("-")[0]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

@@ -1,38 +1,40 @@
-"""What all pages share: one workspace, its learner, the source that feeds it, its publisher and its benchmarks.
+"""What all pages share: the room that is shown, which is the person's own workspace or the demonstration's, and what
+belongs to the own one alone: its publisher, its models and its benchmarks.
 
 Every method may be called from any thread, and raises a `UserError` for bad input.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from app.bench_runs import BenchRuns
-from app.browser_camera import SPEC as BROWSER
-from app.changing import ChangingClasses
 from app.feeder import Feeder, Shown
 from app.published import Models
+from app.room import Demonstration, Room
 from app.sample_answers import SampleAnswers
+from app.states import frame_state, learned_state, source_state
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
 from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.status import accuracy_text
-from edge_hpcr.live.teaching import Learned
-from edge_hpcr.stream import DEMONSTRATION, Rules
+from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
+from edge_hpcr.stream import Rules
 from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
 from export.publish.policy import Policy
-from export.publish.publisher import Publisher
+from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
@@ -50,10 +52,13 @@ Seen = Annotated[
 ]
 Text = Annotated[str, Field(max_length=2000, description="a text")]
 Flag = Annotated[bool, Field(description="true or false")]
+Share = Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")]
+
+OWN = "own"  # the name of the person's own room
 
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
-MOST_ADVISED = 3  # classes that are named as wanting labels
+MOST_NAMED = 3  # samples, in a sentence
 PATIENCE = 30.0  # seconds for the learner to end its step
 DONE_TEXTS = {
     "label": "labelled",
@@ -81,45 +86,90 @@ class Done:
 
 class Studio:
     def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
-        self.workspace = workspace
-        self.journal = workspace.journal
-        self.live = LiveLearner(workspace)
-        self.feeder = Feeder(workspace, self.live, rules)
+        self.own = self._room = Room(workspace, rules)
+        self.room_name = OWN
         self.runs = BenchRuns(workspace.layout.benchmarks)
         self.models = Models(self.live, self.policy)
-        self.transfers = Transfers(workspace, self.live, rules)
-        self.answers = SampleAnswers(self.live)
         self.publisher: Publisher | None = None
         # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
         self._labelling = threading.RLock()
         self._publishing = threading.Lock()
         self._retired: list[Publisher] = []  # stopping, perhaps with a last version under way
         self._stating = threading.Lock()
-        self._classes = ChangingClasses(self.journal)
         self._state: dict[str, Any] = {}
         self._stated_at = 0.0
         self._latest_version: int | None = None
         self._looked_for_version = 0.0
 
+    @property
+    def workspace(self) -> Workspace:
+        return self._room.workspace
+
+    @property
+    def journal(self) -> Journal:
+        return self._room.journal
+
+    @property
+    def answers(self) -> SampleAnswers:
+        return self._room.answers
+
+    @property
+    def live(self) -> LiveLearner:
+        return self._room.live
+
+    @property
+    def feeder(self) -> Feeder:
+        return self._room.feeder
+
+    @property
+    def transfers(self) -> Transfers:
+        return self._room.transfers
+
     def start(self) -> None:
-        self.live.start()
-        self.feeder.start()
-        settings = self.workspace.settings
-        self.feeder.resume(settings.source, settings.source_labels)
+        self.own.start()
         self.arrange_publishing()
 
     def stop(self) -> int:
         """End; returns how many labels of the source could not be stored."""
+        self.leave_demonstration()
         with self._publishing:
             for publisher in (self.publisher, *self._retired):
                 if publisher is not None:
                     publisher.stop()
         self.models.stop()
-        unstored = self.feeder.stop()
-        self.transfers.stop()
         self.runs.stop()
-        self.live.stop()
-        return unstored
+        return self.own.stop()
+
+    # The demonstration ------------------------------------------------------------------------------------------------
+
+    def demonstrate(self) -> Done:
+        """Show everybody the demonstration, in a workspace of its own; the own one goes on unseen."""
+        with self._labelling:
+            if self._room is self.own:
+                room = Demonstration(self.own.workspace.settings)
+                room.start()
+                self._show_room(room, f"demonstration-{secrets.token_hex(4)}")
+        return Done("the demonstration: nothing of it stays")
+
+    def leave_demonstration(self) -> Done:
+        """Back to the own workspace; the demonstration's is gone."""
+        with self._labelling:
+            room = self._room
+            if room is not self.own:
+                self._show_room(self.own, OWN)
+                room.stop()
+        return Done("back in your own workspace")
+
+    def _show_room(self, room: Room, name: str) -> None:
+        with self._stating:
+            self._room, self.room_name, self._stated_at = room, name, 0.0
+
+    def check_room(self, name: str) -> None:
+        """Refuse what a page asks that still shows the other room: its numbers mean something else there."""
+        if name and name != self.room_name:
+            raise UserError(
+                "this page has just changed between the demonstration and your workspace: look again"
+            )
 
     # Teaching ---------------------------------------------------------------------------------------------------------
 
@@ -165,9 +215,10 @@ class Studio:
         changed = len(event.moves)
         if not changed:
             return Done(f"{name}: saved already", None, class_id, 0)
-        held_out = all(move.held_out for move in event.moves)
-        many = f" · {changed} frames" if changed > 1 else ""
-        kept = " · kept for measuring, not for learning" if held_out else ""
+        held_out = sum(move.held_out for move in event.moves)
+        many = f" · {changed} pictures" if changed > 1 else ""
+        part = f"{held_out} of them " if changed > 1 else ""
+        kept = f" · {part}kept for measuring, not for learning" if held_out else ""
         return Done(f"{name} saved{many}{kept}", event.seq, class_id, changed)
 
     def _still_here(self, numbers: list[int]) -> list[Shown]:
@@ -216,9 +267,9 @@ class Studio:
         """
         with self.journal.transaction():  # nobody labels between looking and labelling
             taken = self._labelled_meanwhile(samples, seen or [], class_id)
-            stay = [f"sample {i} stays {what}" for i, what in [*taken.items()][:MOST_ADVISED]]
-            if len(taken) > MOST_ADVISED:
-                stay.append(f"and so do {len(taken) - MOST_ADVISED} others")
+            stay = [f"sample {i} stays {what}" for i, what in [*taken.items()][:MOST_NAMED]]
+            if len(taken) > MOST_NAMED:
+                stay.append(f"and so do {len(taken) - MOST_NAMED} others")
             rest = [i for i in samples if i not in taken]
             if taken and not rest:
                 raise UserError("; ".join(stay))
@@ -286,7 +337,7 @@ class Studio:
         return self.journal.class_name(class_id) or f"class {class_id}"
 
     def class_names(self) -> dict[int, str]:
-        return self._classes.names()
+        return self._room.classes.names()
 
     # Import and export ------------------------------------------------------------------------------------------------
 
@@ -315,19 +366,32 @@ class Studio:
 
     # Source, settings, publishing -------------------------------------------------------------------------------------
 
-    def use_source(self, source: Text, labels: Text = "none") -> Done:
+    def use_source(self, source: Text, labels: Text = "none", page: Text = "") -> Done:
+        """Change the source; `page` names the page whose camera it is, if it is a browser's."""
         source = source.strip()
-        self.feeder.choose(source, labels)
+        self.feeder.choose(source, labels, page)
         self.workspace.change_settings(source=source, source_labels=labels)
         stream = self.feeder.stream
         return Done(f"source: {stream.name if stream else source}")
 
-    def push_browser_frame(self, image: Any) -> bool:
-        """False when another source has been chosen since."""
-        camera = self.feeder.browser_camera
-        if camera is not None:
-            camera.push(image)
-        return camera is not None
+    def close_source(self) -> Done:
+        """Let no source run until somebody chooses one."""
+        self.feeder.close()
+        self.workspace.change_settings(source="", source_labels="none")
+        return Done("no source")
+
+    def set_unknown_share(self, share: Share) -> Done:
+        """How many known pictures in a hundred may be called unknown; at once."""
+        self.workspace.change_settings(unknown_share=float(share))
+        self.between_steps(self.live.self_test.recalibrate)
+        return Done(f"{100 * share:.0f} in 100 known pictures may be called unknown")
+
+    def try_unknown_share(self, share: float) -> dict[str, Any]:
+        """What such a share would have done to the pictures that were shown last."""
+        line = self.live.self_test.calibration_for(min(max(share, 0.0), 0.5)).unknown_below
+        recent = list(self.feeder.recent)
+        unknown = 0 if line is None else sum(answer.similarity < line for answer in recent)
+        return {"calibrated": line is not None, "unknown": unknown, "pictures": len(recent)}
 
     def between_steps(self, look: Callable[[], T], patience: float | None = None) -> T:
         """Run something short in the learning thread, which alone may look into the learner, and wait for it."""
@@ -367,8 +431,7 @@ class Studio:
         return self.between_steps(change)
 
     def policy(self) -> Policy:
-        settings = self.workspace.settings
-        return Policy(most_drop=settings.publish_most_drop, keep=settings.publish_keep)
+        return Policy.of(self.own.workspace.settings)
 
     def arrange_publishing(self) -> None:
         """Start, change or end periodic publishing, as the settings say."""
@@ -379,15 +442,8 @@ class Studio:
                 self._retired.append(self.publisher)
                 # In a thread: it finishes the version under way, which takes time.
                 threading.Thread(target=self.publisher.stop, name="publisher's end", daemon=True).start()
-            self.publisher = None
-            settings = self.workspace.settings
-            if settings.publish_steps or settings.publish_seconds:
-                self.publisher = Publisher(
-                    self.live,
-                    self.policy(),
-                    every_steps=settings.publish_steps or None,
-                    every_seconds=float(settings.publish_seconds) or None,
-                )
+            self.publisher = publisher_of(self.own.live)
+            if self.publisher is not None:
                 self.publisher.start()
 
     # The state for the pages ------------------------------------------------------------------------------------------
@@ -401,14 +457,18 @@ class Studio:
             if fresh or time.monotonic() - self._stated_at > STATE_SECONDS:
                 self._state = self._make_state()
                 self._stated_at = time.monotonic()
-            return {**self._state, **self._classes.since(since)}
+            return {**self._state, **self._room.classes.since(since)}
 
     def _make_state(self) -> dict[str, Any]:
         status = self.live.status()
         counts = self.journal.counts()
         share, measured = (status["held_out"][name] for name in ("accuracy", "samples"))
+        progress = self.live.progress
         return {
+            "room": self.room_name,
             "phase": self.live.phase,
+            "progress": None if progress is None else round(progress, 2),
+            "verdict": asdict(self.verdict(status)),
             "step": status["step"],
             "labels": counts.labels,
             "waiting": status["labels_waiting"],
@@ -416,10 +476,10 @@ class Studio:
             "memory": {"used": status["memory"]["bytes"]["total"], "budget": status["memory"]["budget"]},
             "held_out": {"accuracy": share, "samples": measured, "text": accuracy_text(share, measured)},
             "model": self._version(),
-            "advice": self._advice(),
-            "source": self._source_state(),
-            "frame": self._frame_state(),
-            "learned": [_learned(reply) for reply in list(self.live.recent)[-LEARNED_SHOWN:]],
+            "unknown_share": self.workspace.settings.unknown_share,
+            "source": source_state(self.feeder),
+            "frame": frame_state(self.feeder),
+            "learned": [learned_state(reply) for reply in list(self.live.recent)[-LEARNED_SHOWN:]],
             "alarms": [alarm.text for alarm in self.live.alarms()],
             "problems": list(self.live.problems),
             "transfer": self.transfers.state(),
@@ -428,83 +488,29 @@ class Studio:
 
     def reasons_not_ready(self) -> list[str]:
         """Why nobody should rely on this page now; asked rarely, since it writes to the disk."""
-        reasons = [alarm.text for alarm in self.live.alarms() if alarm.stops]
+        reasons = [alarm.text for alarm in self.own.live.alarms() if alarm.stops]
         try:
-            self.journal.check_writable()
+            self.own.journal.check_writable()
         except UserError as error:
             reasons.append(str(error))
         self.state()  # which all pages wait for
         return reasons
 
-    def _advice(self) -> str:
-        """What would help most, once rehearsal has done what it can."""
-        if self.live.phase != "idle" or not (few_labels := self.live.self_test.few_labels):
-            return ""
-        names = self._classes.names()
-        wanting = [each for each in few_labels if each.class_id in names]
-        if len(names) < 2 or not wanting:
-            return ""
-        told = (
-            f"{names[each.class_id]} ({each.right} of {each.samples} right)"
-            for each in wanting[:MOST_ADVISED]
-        )
-        return f"More labels would help now, more rehearsal would not: {', '.join(told)}"
+    def verdict(self, status: dict[str, Any] | None = None) -> Verdict:
+        """Is it any good? Of the learner's present report, or of this one."""
+        status = status or self.live.status()
+        doubts = [
+            Contradiction(each["one"], each["other"], tuple(each["samples"]))
+            for each in status["contradictions"]
+        ]
+        return verdict(self._room.classes.rows(), status["answers"], doubts)
+
+    def health(self) -> list[ClassHealth]:
+        """How each class is doing."""
+        return health(self._room.classes.rows(), self.live.status()["answers"])
 
     def _version(self) -> int | None:
         if time.monotonic() - self._looked_for_version > 1.0:
             self._looked_for_version = time.monotonic()
-            self._latest_version = latest_or_none(self.workspace.layout.exports)
+            self._latest_version = latest_or_none(self.own.workspace.layout.exports)
         return self._latest_version
-
-    def _source_state(self) -> dict[str, Any]:
-        feeder, stream = self.feeder, self.feeder.stream
-        if stream is None:
-            none = {"spec": "", "name": "no source", "phase": "closed", "browser": False}
-            return {**none, "message": feeder.problem or ""}
-        state = stream.state()
-        phase, message = (
-            ("ended", "it has shown everything") if feeder.ended else (state.phase, state.message)
-        )
-        return {
-            "spec": feeder.spec
-            if feeder.spec in (BROWSER, DEMONSTRATION)
-            else "other",  # it may hold a password
-            "name": stream.name,
-            "phase": phase,
-            "message": feeder.problem or message,
-            "dropped": state.dropped,
-            "bad": state.bad,
-            "browser": feeder.browser_camera is not None,
-        }
-
-    def _frame_state(self) -> dict[str, Any] | None:
-        shown = self.feeder.newest()
-        if shown is None:
-            return None
-        return {
-            "number": shown.number,
-            "held": self.feeder.held,
-            "small": max(shown.image.shape[:2]) <= 64,
-            "verdict": shown.verdict,
-            **_answer(shown.answer),
-        }
-
-
-def _answer(answer: Answer) -> dict[str, Any]:
-    return {
-        "top": [[class_id, round(confidence, 4)] for class_id, confidence in answer.top],
-        "unknown": answer.unknown,
-        "similarity": round(answer.similarity, 3),
-    }
-
-
-def _learned(reply: Learned) -> dict[str, Any]:
-    return {
-        "seq": reply.seq,
-        "sample": reply.sample_id,
-        "class": reply.class_id,
-        "before": _answer(reply.before),
-        "after": _answer(reply.after),
-        "held_out": reply.held_out,
-        "seconds": round(reply.seconds, 3),
-    }

@@ -70,13 +70,15 @@ def memory(exports: Path) -> dict[str, int]:
     return held
 
 
-def swap_delay(exports: Path, swaps: int, quiet_seconds: float = QUIET_SECONDS) -> dict[str, Any]:
+def swap_delay(
+    exports: Path, swaps: int, quiet_seconds: float = QUIET_SECONDS, threads: int = 1
+) -> dict[str, Any]:
     """How late the frames of a camera are answered, in frame times: at rest, and while models change.
 
-    Frames are due by the clock, and none is left out. A swap lasts from when a version becomes current until shortly
+    Frames are due by the clock, and none is left out; `threads` 0 is what a device uses unless it is told otherwise. A swap lasts from when a version becomes current until shortly
     after it is in use.
     """
-    swap = HotSwap(LocalModels(exports), Loading("cpu", 1), lambda line: None, poll=0.05)
+    swap = HotSwap(LocalModels(exports), Loading("cpu", threads), lambda line: None, poll=0.05)
     swap.first()
     changing, done = threading.Event(), threading.Event()
 

@@ -98,6 +98,7 @@ class PlainStep:
             ),
             step=self.step,
             tau=config.tau,
+            ids=np.zeros(len(columns), np.int64),
         )
         loss = self.method.loss(batch)
         self.optimiser.zero_grad()

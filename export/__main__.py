@@ -20,11 +20,22 @@ from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.settings import Settings
 from export.device.access_token import VARIABLE
 from export.device.manifest import Manifest
 from export.publish import serve as server
+from export.publish.keys import PrivateKey, make_keys
 from export.publish.policy import Policy, Refused
-from export.publish.versions import latest_version, rollback, rollforward, versions
+from export.publish.staging import check_devices, staged
+from export.publish.versions import (
+    latest_version,
+    release,
+    rollback,
+    rollforward,
+    sign_versions,
+    stage,
+    versions,
+)
 
 if TYPE_CHECKING:
     from export.publish.publish import Published
@@ -35,6 +46,9 @@ examples:
   python -m export --workspace parts --every 60          go on, whenever there is something new; Ctrl-C ends
   python -m export list --workspace parts                the versions, and which one is current
   python -m export rollback --workspace parts            make the version before it current; `rollforward` undoes that
+  python -m export stage --workspace parts --devices cam-1,cam-2   publish for these devices only
+  python -m export release --workspace parts             give that version to all; `rollback` takes it back instead
+  python -m export keygen --private key.pem --public public.pem    keys to sign versions with (--sign key.pem)
   python -m export serve --workspace parts               give models to devices over HTTP
   python -m export.runtime --models parts/exports --source 0      classify on a device
 
@@ -44,6 +58,14 @@ in parts/exports; devices change to a new one while they run. `python -m export 
 LONGEST_WAIT = 366 * 86_400.0  # seconds
 
 W = Annotated[Path, Option(metavar="W", help="the learner's folder")]
+Sign = Annotated[
+    Path | None,
+    Option(
+        "--sign",
+        metavar="FILE",
+        help="sign with this private key, now and from now on (the setting publish_key)",
+    ),
+]
 AsJson = Annotated[bool, Option("--json", help="print JSON instead of text")]
 
 
@@ -73,6 +95,14 @@ def _exports(workspace: Path) -> Path:
     return layout.exports
 
 
+def _sign_with(workspace: Path, key: Path | None) -> None:
+    """Keep in the settings which key signs, so that a rollback or a running learner signs too."""
+    if key is not None:
+        PrivateKey(key)
+        path = Layout(workspace).settings
+        Settings.load(path).replace(publish_key=str(key.resolve())).save(path)
+
+
 # Publishing -----------------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +122,7 @@ def publish(
     force: Annotated[
         bool, Option("--force", help="publish though it is worse than, or the same as, the last version")
     ] = False,
+    sign: Sign = None,
 ) -> None:
     """Publish the newest checkpoint as an ONNX model that describes itself.
 
@@ -100,6 +131,7 @@ def publish(
     ones take about a second.
     """
     exports = _exports(workspace)
+    _sign_with(workspace, sign)
     policy = Policy(most_drop=most_drop, keep=keep, force=force)
     variants = [name for name, asked in (("int8", int8), ("fp16", fp16)) if asked]
     once = partial(_publish_once, workspace, exports, policy, variants, as_json)
@@ -115,7 +147,13 @@ def publish(
 
 
 def _publish_once(
-    workspace: Path, exports: Path, policy: Policy, variants: list[str], as_json: bool, by_hand: bool
+    workspace: Path,
+    exports: Path,
+    policy: Policy,
+    variants: list[str],
+    as_json: bool,
+    by_hand: bool,
+    devices: tuple[str, ...] = (),
 ) -> None:
     from export.publish import publish  # torch takes seconds, and nothing else needs it
     from export.publish.snapshot import snapshot_of_workspace
@@ -123,7 +161,7 @@ def _publish_once(
     snapshot = snapshot_of_workspace(workspace)
     same = None if policy.force else publish.unchanged(exports, snapshot)
     if same is None:
-        _say(publish.publish(exports, snapshot, policy, variants, by_hand), as_json)
+        _say(publish.publish(exports, snapshot, policy, variants, by_hand, devices), as_json)
         return
     not_made = f", and so no {' and '.join(variants)} variant was made" if variants else ""
     if as_json:
@@ -208,15 +246,19 @@ def _summary(manifest: Manifest) -> str:
 def list_versions(workspace: W, as_json: AsJson = False) -> None:
     """The published versions."""
     exports = _exports(workspace)
-    kept, current = versions(exports), latest_version(exports)
+    kept, current, tried = versions(exports), latest_version(exports), staged(exports)
     if as_json:
-        print(json.dumps({"latest": current, "versions": [each.facts for each in kept]}, ensure_ascii=False))
+        trial = {"version": tried.version, "devices": tried.devices, "since": tried.since} if tried else None
+        facts = {"latest": current, "staged": trial, "versions": [each.facts for each in kept]}
+        print(json.dumps(facts, ensure_ascii=False))
         return
     if not kept:
         print(f"no version yet: `python -m export --workspace {workspace}` publishes one")
     for each in kept:
-        mark = "*" if each.version == current else " "
+        mark = "*" if each.version == current else "+" if tried and each.version == tried.version else " "
         print(f"{mark} {each.version:>6}  {each.created}  {_summary(each)}")
+    if tried:
+        print(f"+ version {tried.version} is on trial on {', '.join(tried.devices)}")
 
 
 @commands.command("rollback")
@@ -227,7 +269,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an older version current."""
+    """Make an older version current for all devices; a trial that `stage` began ends."""
     _say_current(rollback(_exports(workspace), version), as_json)
 
 
@@ -237,11 +279,71 @@ def roll_forward(workspace: W, as_json: AsJson = False) -> None:
     _say_current(rollforward(_exports(workspace)), as_json)
 
 
+@commands.command("stage", short_help="give a version to some devices first")
+def stage_version(
+    workspace: W,
+    devices: Annotated[str, Option(metavar="ID,ID", help="who gets it; all others keep the current version")],
+    version: Annotated[
+        int | None, Argument(help="its number", show_default="a new one, from the newest checkpoint")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a version to named devices only, and to all of them with `release`.
+
+    Publishing by itself waits until the trial ends: by `release`, by `rollback`, or by publishing by hand.
+    """
+    exports, named = _exports(workspace), check_devices(devices)
+    if version is None:
+        settings = Settings.load(Layout(workspace).settings)
+        variants = ["int8"] if settings.publish_int8 else []
+        try:
+            _publish_once(workspace, exports, Policy.of(settings), variants, as_json, True, named)
+        except Refused as error:
+            raise Failed(f"not published: {error}") from None
+        if not as_json:
+            print(f"on trial on {', '.join(named)}: `release` gives it to all, `rollback` takes it back")
+        return
+    manifest = stage(exports, version, named)
+    if as_json:
+        print(json.dumps({"latest": latest_version(exports), "staged": manifest.version, "devices": named}))
+    else:
+        print(f"version {manifest.version} is on trial on {', '.join(named)}: {_summary(manifest)}")
+
+
+@commands.command("release")
+def release_version(workspace: W, as_json: AsJson = False) -> None:
+    """Make the version on trial the current one for all devices."""
+    _say_current(release(_exports(workspace)), as_json)
+
+
 def _say_current(manifest: Manifest, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"latest": manifest.version}))
     else:
         print(f"version {manifest.version} is current: {_summary(manifest)}")
+
+
+# Signing --------------------------------------------------------------------------------------------------------------
+
+
+@commands.command(short_help="make the keys that sign versions")
+def keygen(
+    private: Annotated[
+        Path, Option(metavar="FILE", help="for the trainer; keep it secret, and a copy of it")
+    ],
+    public: Annotated[Path, Option(metavar="FILE", help="for the devices (`--public-key FILE`)")],
+) -> None:
+    """Make a pair of keys (Ed25519): devices that are given the public one take nothing that is not signed."""
+    make_keys(private, public)
+    print(f"{private} signs (`python -m export --workspace W --sign {private}`); {public} is for the devices")
+
+
+@commands.command(short_help="sign the versions that are there already")
+def sign(workspace: W, sign: Sign = None) -> None:
+    """Sign every kept version, and which of them is current."""
+    exports = _exports(workspace)
+    _sign_with(workspace, sign)
+    print(f"{sign_versions(exports)} versions are signed")
 
 
 # Serving --------------------------------------------------------------------------------------------------------------
@@ -254,11 +356,21 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = server.DEFAULT_PORT,
     token: Annotated[
         Path | None,
-        Option(metavar="FILE", help="only for who sends this bearer token", show_default=f"${VARIABLE}"),
+        Option(
+            metavar="FILE",
+            help="only for who sends one of its bearer tokens, a line each; or `device: token`",
+            show_default=f"${VARIABLE}",
+        ),
     ] = None,
+    with_parent: Annotated[
+        bool, Option("--with-parent", hidden=True, help="end when standard input ends")
+    ] = False,
 ) -> None:
-    """Give published models to devices over HTTP, read-only, for `python -m export.runtime --models URL`."""
-    server.serve(workspace, host, port, token)
+    """Give published models to devices over HTTP, for `python -m export.runtime --models URL`.
+
+    Devices report what they run (`python -m edge_hpcr devices W`), and may send back frames that are worth a label.
+    """
+    server.serve(workspace, host, port, token, with_parent)
 
 
 def main(arguments: list[str] | None = None) -> int:

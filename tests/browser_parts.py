@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -67,6 +68,10 @@ class App:
                 time.sleep(0.1)
         raise AssertionError(f"the app was not ready in time: {self.log.read_text()}")
 
+    def wait_until_open(self) -> None:
+        """Until the link is printed, and somebody answers there."""
+        wait_for(lambda: "Open http" in self.log.read_text(), "the link", 120)
+
     def kill(self) -> None:
         """As a power cut would."""
         self.process.kill()
@@ -85,15 +90,20 @@ class App:
 
 
 class OwnServer:
-    """The same app in this process: it starts in a second, since everything has been imported."""
+    """The same app in this process: it starts in a second, since everything has been imported.
 
-    def __init__(self, workspace: Path, **options: Any) -> None:
+    A workspace that is not there yet is made with this source, so that there is something to label.
+    """
+
+    def __init__(
+        self, workspace: Path, source: str = "workbench:1", port: int | None = None, **options: Any
+    ) -> None:
         self.workspace = workspace
-        self.port = free_port()
+        self.port = port or free_port()
         if not workspace.exists():
             with Workspace.open(workspace) as fresh:
                 # Rehearsal takes a core, of which a test machine has few.
-                fresh.change_settings(**FROM_SCRATCH, idle_steps=20)
+                fresh.change_settings(**FROM_SCRATCH, idle_steps=20, source=source)
         self.server = Server(workspace, port=self.port, **options)
         self.address = self.server.start().rstrip("/")
 
@@ -113,7 +123,8 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
 
 
 @contextmanager
-def running_alone(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
+def started_app(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
+    """`python -m app` from its first moment on; it is not waited for."""
     port, log = free_port(), workspace.with_suffix(".log")
     command = ("-m", "app", "--workspace", workspace, "--port", port, *options)
     with (
@@ -123,9 +134,20 @@ def running_alone(workspace: Path, *options: str, environment: dict[str, str] | 
         ) as process,
     ):
         app = App(workspace, process, port, log)
-        app.wait_until_ready()
         yield app
         app.stop()
+
+
+@contextmanager
+def running_alone(
+    workspace: Path, *options: str, source: str = "", environment: dict[str, str] | None = None
+) -> Iterator[App]:
+    if source:
+        with Workspace.open(workspace) as made:
+            made.change_settings(source=source)
+    with started_app(workspace, *options, environment=environment) as app:
+        app.wait_until_ready()
+        yield app
 
 
 @contextmanager
@@ -182,6 +204,27 @@ def photos() -> dict[str, np.ndarray]:
     """Two real photographs that scikit-learn brings along, RGB."""
     china, flower = load_sample_images().images
     return {"temple": china, "flower": flower}
+
+
+# In the place of the browser's camera a picture that a test draws; everything behind it is the page's own.
+DRAWN_CAMERA = """
+const canvas = Object.assign(document.createElement("canvas"), { width: 640, height: 480 });
+window.showPicture = async (url) => {
+  const picture = Object.assign(new Image(), { src: url });
+  await picture.decode();
+  window.drawPicture = () => canvas.getContext("2d").drawImage(picture, 0, 0, 640, 480);
+  window.drawPicture();
+  await new Promise((done) => setTimeout(done, 250)); // until the video shows it, and not the picture before
+};
+setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture stands still
+navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
+"""
+
+
+def show_picture(page: Page, image: np.ndarray) -> None:
+    """Hold an RGB picture before a camera that `DRAWN_CAMERA` has replaced."""
+    data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
+    page.evaluate("showPicture", f"data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode()}")
 
 
 def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:

@@ -57,6 +57,7 @@ def batch_of(
         ),
         step=0,
         tau=0.09,
+        ids=np.arange(len(incoming) // views),
     )
 
 

@@ -20,11 +20,12 @@ from edge_hpcr.bench.analyses.gradients import ProxyGradients
 from edge_hpcr.bench.analyses.knowledge import novel_and_historical
 from edge_hpcr.bench.analyses.runs import Runs
 from edge_hpcr.bench.analyses.temperature import static_options
-from edge_hpcr.bench.run import Run, make_config
+from edge_hpcr.bench.run import Interrupted, Run, make_config
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import Locked, locked
+from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner import losses as learner_losses
-from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods.contract import StepView
@@ -199,6 +200,19 @@ def test_a_measurement_that_a_crash_cut_short_is_made_again(tmp_path):
     assert one.measure(settings, runs) == first
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_another_process_has_begun_stays_when_a_watched_run_is_refused(tmp_path, fresh):
+    runs, settings = Runs(tmp_path, device="cpu", fresh=fresh), tiny("proxy-gradients")
+    config = runs.config(settings, "pcr", 0)
+    with pytest.raises(Interrupted):
+        Run(config, tmp_path).run(on_step=lambda run: setattr(run, "stop_requested", True))
+    with locked(tmp_path / f"{config.name}.lock", "held"), pytest.raises(Locked, match="another process"):
+        runs.watched(config, settings, "seen", ProxyGradients)
+    assert checkpoint.exists(tmp_path / f"{config.name}.checkpoint")
+    assert len(runs.watched(config, settings, "seen", ProxyGradients)["sizes"]) == 10
+
+
 # The command
 
 
@@ -277,6 +291,39 @@ def test_the_gradients_of_similarities_are_those_of_the_papers_equation(a_run):
             size[c] += abs(slope)
     assert watcher.of_similarities.tolist() == pytest.approx(net, rel=1e-3, abs=1e-4)
     assert watcher.sizes.tolist() == pytest.approx(size, rel=1e-3, abs=1e-4)
+
+
+def gradients(similarities: list[float], sizes: list[float]) -> list[dict]:
+    """What was seen in one run of three old classes and a new one."""
+    new = [False] * 3 + [True]
+    return [
+        {
+            "new": new,
+            "similarities": similarities,
+            "sizes": sizes,
+            "lengths": sizes,
+            "accuracy": 0.5,
+        }
+    ]
+
+
+def test_gradients_are_judged_by_their_signed_sums_as_the_paper_prints_them_and_by_their_sizes():
+    measured = {
+        "without HT": gradients([1.0, 1.0, 1.0, -3.0], [2.0, 2.0, 2.0, 6.0]),
+        "with HT": gradients([-1.0, 1.0, 1.0, -1.0], [3.0, 3.0, 3.0, 9.0]),
+    }
+    found = analyses.analysis("proxy-gradients").finding({"measured": measured})
+    signed, sizes = found.split("; ")
+    assert "+1.0 and -1.0 with HT, to +3.0 and -3.0 without: the paper's direction" in signed
+    assert "9.0 and 9.0 with HT, to 6.0 and 6.0 without: not the paper's direction" in sizes
+    kinds = {
+        "SCD": gradients([-1.0, 0.0, 0.0, 1.0], [5.0] * 4),
+        "PCD": gradients([-2.0, 1.0, 0.0, 1.0], [4.0] * 4),
+    }
+    found = analyses.analysis("distillation-gradients").finding({"measured": kinds})
+    signed, sizes = found.split("; ")
+    assert "2.0 with SCD alone and to 4.0 with PCD alone: the paper's direction" in signed
+    assert "20.0 with SCD alone and to 16.0 with PCD alone: not the paper's direction" in sizes
 
 
 @pytest.mark.slow

@@ -401,7 +401,7 @@ def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
-    with running_alone(tmp_path / "workspace") as alone:
+    with running_alone(tmp_path / "workspace", source="workbench:1") as alone:
         wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
         frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
         ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))

@@ -3,17 +3,21 @@
 import json
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from process_parts import PIPE, started
 
+from benchmarks.endurance.trouble import full_disk, small_disk
 from edge_hpcr.bench import run as bench
 from edge_hpcr.bench.run import Interrupted, Run, make_config
+from edge_hpcr.commands.bench import configure
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import locked
+from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.learner import Learner, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -148,6 +152,56 @@ def test_ctrl_c_stops_all_seeds_and_starts_no_other(tmp_path):
     begun = {path.name.split(".")[0].rsplit("-", 1)[1] for path in tmp_path.iterdir()}
     assert begun
     assert begun <= {"seed0", "seed1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["save", "result"])
+def test_a_disk_that_fills_up_stops_a_run_in_one_line_and_the_same_command_continues_it(
+    tmp_path, monkeypatch, capsys, what
+):
+    """While it writes the checkpoint of its second task, or its result."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = [*QUICK, "--method", "er", "--device", "cpu", "--out", str(disk / "runs")]
+    saved, step, filled = Run.save, {"save": 8, "result": 20}[what], ExitStack()
+    done = getattr(Run, what)
+
+    def fill_the_disk(run: Run):
+        made = done(run) if what == "result" else None
+        if run.learner.step == step:
+            # A generator whose first draw leaves no page.
+            filled.enter_context(full_disk(disk / "runs", np.random.default_rng(0)))
+        return made if what == "result" else saved(run)
+
+    with small_disk(disk) as mounted, monkeypatch.context() as patched, filled:
+        if not mounted:
+            pytest.skip("mounting a small disk needs root")
+        patched.setattr(Run, what, fill_the_disk)
+        assert main(command) == 1
+        *_, failure, how = capsys.readouterr().err.splitlines()
+        assert failure.startswith("edge_hpcr: ") and "No space left on device" in failure
+        assert how == "a run died; the same command continues"
+        patched.undo()
+        filled.close()
+        assert main(command) == 0
+        assert "task 1 of 5" not in capsys.readouterr().err, "it went on where it was saved"
+        (result,) = (disk / "runs").glob("*.json")
+        there = json.loads(result.read_text())["accuracy_matrix"]
+    alone = Run(*configure(command[1:-2]), tmp_path / "alone").run()
+    assert there == alone["accuracy_matrix"]
+
+
+@pytest.mark.slow
+def test_to_begin_anew_is_refused_while_another_process_makes_the_run(tmp_path, capsys):
+    (run,) = configure(QUICK[1:])
+    stop = lambda run: setattr(run, "stop_requested", True)  # noqa: E731
+    with pytest.raises(Interrupted):
+        Run(run, tmp_path).run(on_step=stop)
+    with locked(tmp_path / f"{run.name}.lock", "held"):
+        assert main([*QUICK, "--out", str(tmp_path), "--fresh"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is being run by another process" in line
+    assert checkpoint.exists(tmp_path / f"{run.name}.checkpoint")
 
 
 @pytest.mark.slow

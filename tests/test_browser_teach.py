@@ -67,20 +67,28 @@ def make_class(page: Page, name: str) -> None:
     expect(page.locator("#new-class")).to_be_hidden()
 
 
+def open_other_source(page: Page) -> None:
+    if not page.locator("#source-pictures").is_visible():
+        page.click("#source-change")
+    page.click("#source-pictures")
+    page.locator("summary", has_text="Another source").click()
+
+
 def next_frame(page: Page) -> None:
-    expect(page.locator("#frame")).to_be_visible()
-    frame = page.locator("#frame")
-    expect(frame).to_have_attribute("data-shown", re.compile("[0-9]+"))
-    expect(frame).not_to_have_attribute("data-shown", frame.get_attribute("data-shown"))
+    screen = page.locator("#screen")
+    expect(screen).to_have_attribute("data-shown", re.compile("[0-9]+"))
+    expect(screen).not_to_have_attribute("data-shown", screen.get_attribute("data-shown"))
 
 
 def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
-    with running(tmp_path / "workspace") as app:
+    with running(tmp_path / "workspace", source="") as app:
         for name, film in films.items():
             with chromium(film) as browser:
                 page = open_page(browser, app)
+                if labels_of(app):  # the page of before has the camera
+                    page.click("#source-change")
                 page.click("#source-browser")
-                expect(page.locator("#source-state")).to_contain_text("browser camera: live")
+                expect(page.locator("#preview")).to_be_visible()
                 make_class(page, name)
                 key = str(len(labels_of(app)))
                 for count in range(2, 8):
@@ -99,12 +107,13 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
                     assert labels_of(app)["flower"] > 7 + 1, "more than one of its frames"
                     page.keyboard.press("u")
                     expect(page.locator("#message")).to_contain_text("undone: labelled")
-                expect(page.locator(".answer.best .answer-name")).to_have_text(name)
+                expect(page.locator("#answer .teach-name")).to_have_text(name)
         with chromium(films["temple"]) as browser:  # the first one, after the second was learned
             page = open_page(browser, app)
+            page.click("#source-change")
             page.click("#source-browser")
-            expect(page.locator("#source-state")).to_contain_text("browser camera: live")
-            expect(page.locator(".answer.best .answer-name")).to_have_text("temple")
+            expect(page.locator("#preview")).to_be_visible()
+            expect(page.locator("#answer .teach-name")).to_have_text("temple")
         labels = labels_of(app)
         assert labels.keys() == films.keys()
         assert set(labels.values()) == {7}
@@ -115,7 +124,7 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
 
 
 def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, films):
-    with running(tmp_path / "workspace") as app, chromium(films["temple"]) as browser:
+    with running(tmp_path / "workspace", source="") as app, chromium(films["temple"]) as browser:
         context = browser.new_context()
         # The page's own way to its camera, and a copy of what it got: nobody can pull a cable here.
         context.add_init_script(
@@ -132,18 +141,50 @@ def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, fil
         expect(page.locator("#source-state")).to_contain_text(
             re.compile("stalled|waiting|no frame"), timeout=40_000
         )
-        page.click("#source-demonstration")
+        app.server.studio.use_source("workbench")
         expect(page.locator("#source-state")).to_contain_text("workbench: live", timeout=40_000)
         assert labels_of(app) == {"temple": 1}
 
 
-def test_an_empty_workspace_says_what_to_do(tmp_path, browser):
-    with running(tmp_path / "workspace") as app:
+def test_an_empty_workspace_asks_where_pictures_come_from_and_nothing_runs(tmp_path, browser):
+    with running(tmp_path / "workspace", source="") as app:
         page = open_page(browser, app)
+        for choice in ("Camera", "Pictures", "Try the demonstration"):
+            expect(page.locator(".source-choice", has_text=choice).locator("svg")).to_be_visible()
+        expect(page.locator("#guide")).to_have_text("Choose where the pictures come from.")
+        expect(page.locator("#new-class-open")).to_be_hidden()
+        page.wait_for_timeout(1000)
+        state = state_of(app)
+        assert (state["source"]["phase"], state["frame"], state["queue"]) == ("closed", None, 0)
+        app.server.studio.use_source("workbench")  # as somebody may who wants to keep it
         expect(page.locator("#empty")).to_have_text(
             "Show something to the camera, press n, and give it a name."
         )
-        expect(page.locator("#source-state")).to_contain_text("workbench: live")
+
+
+def test_the_demonstration_leaves_no_trace_and_one_click_leads_back(tmp_path, browser):
+    with running(tmp_path / "workspace", source="") as app:
+        own = app.server.studio.journal
+        before = own.last_seq, sorted(path.name for path in app.workspace.rglob("*"))
+        page = open_page(browser, app)
+        page.click("#source-demonstration")
+        expect(page.locator("#room")).to_contain_text("nothing of it stays")
+        for tab in ("Models", "Benchmarks", "Settings"):
+            expect(page.get_by_role("tab", name=tab)).to_be_hidden()
+        make_class(page, "cog")
+        make_class(page, "nut")
+        demonstration = app.server.studio.workspace.path
+        assert demonstration != app.workspace and labels_of(app) == {}
+        # Who still shows the other room is refused: class 1 would be another one there.
+        stale = page.request.post(f"{app.address}/edge/act?room=own", data={"do": "delete_class", "class": 1})
+        assert stale.status == 400 and "look again" in stale.json()["error"]
+        page.click("#leave-demonstration")
+        expect(page.locator("#choices")).to_be_visible()
+        expect(page.locator("#room")).to_be_hidden()
+        expect(page.locator(".class-button")).to_have_count(0)
+        assert not demonstration.exists()
+        names = sorted(path.name for path in app.workspace.rglob("*"))
+        assert (own.last_seq, names) == before and own.counts().images == 0
 
 
 def test_keys_label_hold_burst_and_undo(tmp_path, browser):
@@ -216,7 +257,7 @@ def test_keys_label_hold_burst_and_undo(tmp_path, browser):
 def test_keys_typed_into_a_field_label_nothing(shared_app, browser):
     page = open_page(browser, shared_app)
     before = labels_of(shared_app)
-    page.locator("summary", has_text="Another source").click()
+    open_other_source(page)
     page.locator("#source-text").press_sequentially("1n u2b?")
     page.wait_for_timeout(500)
     assert labels_of(shared_app) == before
@@ -271,7 +312,10 @@ def test_rapid_key_presses_are_all_kept(tmp_path, browser):
 
 def test_two_pages_stay_in_step(tmp_path, browser):
     with running(tmp_path / "workspace") as app:
-        first, second = open_page(browser, app), open_page(browser, app)
+        first, second = (
+            open_page(browser, app),
+            open_page(browser, app),
+        )
         make_class(first, "mug")
         expect(second.locator(".class-button")).to_have_text("1mug1")
         next_frame(second)
@@ -297,7 +341,7 @@ def test_two_pages_stay_in_step(tmp_path, browser):
 
 def test_pulling_the_plug_loses_no_label(tmp_path, browser):
     workspace = tmp_path / "workspace"
-    with running_alone(workspace) as app:
+    with running_alone(workspace, source="workbench:1") as app:
         page = open_page(browser, app)
         make_class(page, "kept")
         next_frame(page)
@@ -347,14 +391,15 @@ def test_a_name_that_is_too_long_or_empty_is_refused_with_a_sentence(shared_app,
 def test_a_camera_that_is_refused_is_explained(shared_app, browser):
     # without a faked camera, and without the right to use one
     page = open_page(browser, shared_app)
+    page.click("#source-change")
     page.click("#source-browser")
     expect(page.locator("#message")).to_contain_text(re.compile("did not allow the camera|finds no camera"))
-    assert state_of(shared_app)["source"]["spec"] == "workbench"
+    assert state_of(shared_app)["source"]["name"] == "workbench"
 
 
 def test_a_bad_source_is_refused_and_the_present_one_goes_on(shared_app, browser):
     page = open_page(browser, shared_app)
-    page.locator("summary", has_text="Another source").click()
+    open_other_source(page)
     page.locator("#source-text").fill("/no/such/folder")
     page.click("#source-use")
     expect(page.locator("#message")).to_contain_text("there is no source '/no/such/folder'")
@@ -370,7 +415,7 @@ def test_a_folder_as_the_source(tmp_path, browser):
         cv2.imwrite(str(folder / f"{name}.jpg"), image[..., ::-1])
     with running(tmp_path / "workspace") as app:
         page = open_page(browser, app)
-        page.locator("summary", has_text="Another source").click()
+        open_other_source(page)
         page.locator("#source-text").fill(str(folder))
         page.click("#source-use")
         expect(page.locator("#source-state")).to_contain_text("it has shown everything")

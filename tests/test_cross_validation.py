@@ -69,6 +69,26 @@ def test_samples_without_a_pattern_are_not_recognised_when_they_are_left_out(lea
     assert found is not None and (found.scores.argmax(1) == found.columns).mean() < 0.6
 
 
+def test_samples_that_look_alike_are_left_out_together(learner: Learner) -> None:
+    """Six of each picture, without a pattern: a copy that had learned one of them would know the others by heart."""
+    memory = MemoryConfig(bytes=10_000_000, codec="latent")
+    noise = Learner(
+        LearnerConfig.recommended("efficientnet_lite0", height=32, width=32, memory=memory), "cpu"
+    )
+    pictures = clusters(list(range(10)), noise.network.feature_size, spread=5.0)
+    labels = np.random.default_rng(2).permutation([*range(5)] * 2)
+    noise.observe(np.repeat(pictures, 6, axis=0), np.repeat(labels, 6).tolist(), np.arange(60))
+    right = {}
+    for name, groups in (("alone", None), ("together", lambda ids: ids // 6)):
+        validation = CrossValidation(noise, groups)
+        while validation.advance():
+            pass
+        found = validation.result
+        assert found is not None
+        right[name] = (found.scores.argmax(1) == found.columns).mean()
+    assert right["alone"] > 0.9 and right["together"] < 0.6
+
+
 @contextmanager
 def labelled_workspace(folder: Path) -> Iterator[Workspace]:
     """Two classes of twelve labels, none held out."""

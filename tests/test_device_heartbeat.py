@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import publish
-from test_device_runtime import add, line_of, running_device
+from test_device_runtime import USUAL, add, line_of, running_device
 
 from edge_hpcr.common.errors import UserError
 from export.device.errors import BadModel
@@ -44,6 +44,21 @@ def test_a_beat_a_second_is_enough(tmp_path: Path):
     assert not path.exists()
 
 
+def test_what_is_wrong_beside_the_frames_is_in_the_file_until_it_is_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("export.device.heartbeat.EVERY_SECONDS", 0.0)
+    path = tmp_path / "heartbeat"
+    heartbeat = Heartbeat(path, print)
+    heartbeat.beat("the broker is away")
+    assert main([str(path)]) == 0, "frames are answered"
+    assert capsys.readouterr().out == "last sign of life 0 s ago; problem: the broker is away\n"
+    Heartbeat(path, print)  # the next start takes the file as its own
+    heartbeat.beat("the broker is away")
+    heartbeat.beat(None)
+    assert path.read_text() == ""
+
+
 def test_a_place_that_cannot_be_written_is_told_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -51,7 +66,7 @@ def test_a_place_that_cannot_be_written_is_told_at_the_start(
         Heartbeat(tmp_path / "nowhere" / "heartbeat", print)
     publish(tmp_path / "exports", 1)
     places = ["--models", str(tmp_path / "exports"), "--source", str(tmp_path)]
-    assert runtime([*places, "--heartbeat", str(tmp_path / "nowhere" / "heartbeat")]) == 2
+    assert runtime([*USUAL, *places, "--heartbeat", str(tmp_path / "nowhere" / "heartbeat")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--heartbeat" in line
 

@@ -13,9 +13,9 @@ from edge_hpcr.common.text import hidden_character
 from edge_hpcr.stream import Frame
 from edge_hpcr.workspace.records import clean_name
 from export.device.errors import BadModel
+from export.device.line import as_text, result_line
 from export.device.manifest import parse_classes
 from export.device.model import Classifier, Label, Result
-from export.device.runtime import result_line
 
 GOOD = [
     "mug",
@@ -110,5 +110,6 @@ def test_a_joined_emoji_comes_through_model_manifest_and_result(tmp_path: Path):
     assert [each.name for each in classifier.info.classes] == [name, GOOD[5]]
     assert classifier.predict([frame_of("white")])[0].top[0].name in (name, GOOD[5])
     frame = Frame(frame_of("red"), "camera 0", None, None, 0.0)
-    line = result_line(frame, 1, Result([Label(1, name, 1.0)], False, 1.0), 1, 1.0)
+    result = Result([Label(1, name, 1.0)], False, 1.0)
+    line = as_text(result_line(1, frame.at, frame.origin, "cam", result, result.top[0], 1, 1.0))
     assert line.isascii() and json.loads(line)["top"][0]["name"] == name

@@ -170,6 +170,25 @@ def test_a_folder_that_disappears_is_told_once_and_its_return_too(
     assert said[1:] == ["models can be had again"]
 
 
+def test_what_is_wrong_with_models_is_known_until_it_is_mended(swap: HotSwap, exports: Path, tmp_path: Path):
+    assert swap.problem is None
+    publish(exports, 2, b"no model", manifest_of(tiny_model(2).SerializeToString(), 2))
+    assert not swap.look() and not swap.look()
+    assert "model v2 is refused" in (swap.problem or "")
+    publish(exports, 3)
+    assert swap.look() and swap.problem is None
+    exports.rename(tmp_path / "away")
+    assert not swap.look() and "is not there" in (swap.problem or "")
+    (tmp_path / "away").rename(exports)
+    assert not swap.look() and swap.problem is None
+
+
+def test_threads_of_a_model_do_not_spin(swap: HotSwap):
+    """Two models would take each other's cores during a swap, and a frame would wait for the one that spins."""
+    options = swap.classifier._session.get_session_options()
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 def test_a_latest_that_arrives_before_its_version_is_waited_for(swap: HotSwap, exports: Path, tmp_path: Path):
     folder = publish(exports, 2)
     folder.rename(tmp_path / "late")

@@ -20,6 +20,7 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.methods import Batch
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS, Optimiser, WeightAverage
+from edge_hpcr.learner.step import forward
 
 ELSEWHERE = torch.device("meta")
 
@@ -80,7 +81,7 @@ def give(learner: Learner, name: str) -> None:
 def forward_and_backward(learner: Learner) -> tuple[Batch, Tensor]:
     columns = np.array([2, 2, 0])
     # Drawn here: some methods choose by losses, which fake tensors do not have.
-    batch = learner._forward(images(3), columns, learner.memory.sample(4))
+    batch = forward(learner, images(3), columns, learner.memory.sample(4))
     loss = learner.method.loss(batch)
     loss.backward()
     return batch, loss

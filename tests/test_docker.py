@@ -61,7 +61,12 @@ def run(command: list[str], at: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command[1:]],
         cwd=at,
-        env={**os.environ, "PYTHONPATH": str(at), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(at),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": str(at / "cache"),
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,5 +1,6 @@
 """A network with a trunk is one model; the trunk's work is done once, and no wrong model passes for that."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from export.publish.quantise import TRUNK, quantised, to_float16
 from export.publish.republish import FILE, load_template, republish, save_template, template_facts
 from export.publish.running import RunningModel, TwoParts, joined, split
 from export.publish.snapshot import Snapshot, images_wanted, snapshot_of, snapshot_of_learner
-from export.publish.to_onnx import Exported, ParityFailed, check, export_full, finish, network_outputs
+from export.publish.to_onnx import Exported, ParityFailed, check, export_full, finish, network_outputs, trace
 
 pytestmark = [pytest.mark.computes, pytest.mark.slow]  # a trace takes seconds
 
@@ -42,6 +43,27 @@ def exported(snapshot, folder) -> Exported:
     made = export_full(snapshot, folder / "model.onnx", version=1)
     assert save_template(folder / TEMPLATE, made.model, snapshot)
     return made
+
+
+def test_the_learner_may_use_its_trunk_while_it_is_traced(snapshot):
+    trunk, traced, seen = snapshot.network.backbone.trunk, threading.Event(), []
+
+    def learn() -> None:
+        images = torch.rand(1, 3, snapshot.height, snapshot.width)
+        try:
+            while not traced.is_set():
+                seen.append(trunk(images).numpy().shape)
+        except RuntimeError as error:
+            seen.append(error)
+
+    learner = threading.Thread(target=learn)
+    learner.start()
+    try:
+        trace(snapshot)
+    finally:
+        traced.set()
+        learner.join()
+    assert set(seen) == {(1, *trunk.latent_shape)}, seen[-1]
 
 
 def changed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

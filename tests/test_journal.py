@@ -1,6 +1,7 @@
 """The journal's rules, one by one."""
 
 import json
+import random
 import unicodedata
 
 import pytest
@@ -99,11 +100,40 @@ def test_one_single_label_in_ten_is_held_out_and_never_the_first_of_a_class(jour
     assert [row.held_out for row in journal.classes()] == [3, 3]
 
 
-def test_a_burst_is_held_out_as_a_whole_or_not_at_all(journal):
+def look_alikes(journal: Journal, *poses: int, each: int = 4) -> list[int]:
+    """Samples of a thing in several poses, so many of each that look the same."""
+    rng = random.Random(0)
+    views = {pose: rng.getrandbits(63) | 1 for pose in range(1000)}
+    return journal.add_samples(
+        NewSample(file_bytes=700, digest="", origin="camera 0", hash64=views[pose] ^ (1 << number % 2))
+        for pose in poses
+        for number in range(each)
+    )
+
+
+def test_of_a_burst_a_part_is_held_out_and_look_alikes_stay_on_one_side(journal):
     mug = journal.create_class("mug")
-    bursts = [{m.held_out for m in journal.label(add(journal, 4), mug).moves} for _ in range(20)]
-    assert all(len(sides) == 1 for sides in bursts)
-    assert sum(sides == {True} for sides in bursts) == 2
+    event = journal.label(look_alikes(journal, *range(10), each=4), mug)
+    sides = [{move.held_out for move in event.moves[start : start + 4]} for start in range(0, 40, 4)]
+    assert all(len(side) == 1 for side in sides)
+    assert sides.count({True}) == 1, "one pose of ten"
+
+
+def test_a_burst_that_looks_the_same_throughout_trains_as_a_whole(journal):
+    mug = journal.create_class("mug")
+    bursts = [journal.label(look_alikes(journal, number, each=4), mug) for number in range(20)]
+    assert not any(move.held_out for event in bursts for move in event.moves)
+
+
+def test_a_picture_that_looks_like_a_learned_one_does_not_measure(journal):
+    mug = journal.create_class("mug")
+    for number in range(30):  # always the same pose
+        assert journal.label(look_alikes(journal, 7, each=1), mug).moves[0].held_out is False, number
+    assert journal.label(look_alikes(journal, 8, each=1), mug).moves[0].held_out is True
+    # One that looks like that one stays beside it.
+    assert journal.label(look_alikes(journal, 8, each=1), mug).moves[0].held_out is True
+    assert journal.label(look_alikes(journal, 9, each=1), mug).moves[0].held_out is True
+    assert journal.label(look_alikes(journal, 10, each=1), mug).moves[0].held_out is False, "three of 34"
 
 
 def test_the_first_labels_of_a_class_train_even_when_half_is_held_out(tmp_path):
@@ -423,3 +453,11 @@ def test_a_label_does_not_look_at_all_that_was_ever_done(journal):
     journal.label([sample], mug)
     journal._db.set_progress_handler(None, 0)
     assert sum(steps) < 5000, "of SQLite's machine"
+
+
+def test_a_journal_that_was_deleted_takes_nothing_more(journal):
+    mug = journal.create_class("mug")
+    (sample,) = add(journal, 1)
+    journal.path.unlink()
+    with pytest.raises(UserError, match="was deleted or replaced while it was in use: nothing more is saved"):
+        journal.label([sample], mug)

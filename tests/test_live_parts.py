@@ -5,7 +5,6 @@ import pytest
 
 from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.live.accuracy import LONGEST_CURVE, HeldOut, TestThenTrain, balanced
-from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
 from edge_hpcr.live.suspicious import suspicious
 from edge_hpcr.live.teaching import Close, Follower, Forget, Relabel, Teach, operations
 from edge_hpcr.workspace.records import Event, Move
@@ -229,32 +228,3 @@ def test_the_strongest_suspicion_comes_first_and_a_single_class_raises_none(rng)
     assert [each.sample_id for each in found] == [19, 18] and found[0].strength > found[1].strength
     assert _told(np.arange(10), classes[:10], features[:10]) == []
     assert suspicious(np.empty(0, int), np.empty(0, int), np.empty((0, 16))) == []
-
-
-# Few labels -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_class_is_left_out_as_a_loop_over_its_samples_says(rng):
-    classes = rng.integers(0, 4, 40)
-    features = rng.normal(size=(40, 6)) + 2 * np.eye(6)[classes]
-
-    def right(row):
-        unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-        others = np.arange(40) != row
-        means = {c: unit[others & (classes == c)].sum(0) for c in range(4)}
-        return max(means, key=lambda c: means[c] @ unit[row] / np.linalg.norm(means[c])) == classes[row]
-
-    slow = {
-        c: (sum(right(i) for i in np.flatnonzero(classes == c)), int((classes == c).sum())) for c in range(4)
-    }
-    assert leave_one_out(classes, features) == slow
-
-
-def test_a_single_sample_says_nothing_about_its_class():
-    assert leave_one_out(np.array([1, 2, 2]), np.eye(3)).keys() == {2}
-
-
-def test_labels_are_wanted_where_they_are_few_and_answers_wrong():
-    left_out = {1: (5, 5), 2: (1, 5), 3: (10, 40)}
-    held_out = {2: (1, 1), 4: (0, 2)}
-    assert want_labels(left_out, held_out) == [FewLabels(4, 0, 2), FewLabels(2, 2, 6)]

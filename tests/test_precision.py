@@ -18,6 +18,7 @@ from edge_hpcr.learner.backbones.reduced_resnet18 import BasicBlock
 from edge_hpcr.learner.learner import Learner, LearnerConfig, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.precision import allow_tf32, computing_in, has_fast_bfloat16, resolve_precision
+from edge_hpcr.learner.step import forward
 
 CPU = torch.device("cpu")
 SMALL = LearnerConfig(
@@ -108,7 +109,7 @@ def test_a_step_computes_its_convolutions_in_the_precision_and_a_prediction_in_f
 def test_weights_statistics_proxies_losses_and_records_stay_float32() -> None:
     learner = taught(SMALL)
     inputs, columns = batch(9)
-    step = learner._forward(inputs, columns, learner._choose_replay(inputs, columns))
+    step = forward(learner, inputs, columns, learner._choose_replay(inputs, columns))
     tensors = [step.features, step.logits, step.sketches, learner.method.loss(step)]
     tensors += [step.records.logits, step.records.features, *learner.network.state_dict().values()]
     tensors += learner.average.network.state_dict().values()

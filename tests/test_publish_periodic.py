@@ -12,9 +12,9 @@ from export.device.manifest import read_latest
 from export.device.model import Classifier
 from export.publish.policy import Policy, Refused
 from export.publish.publish import publish
-from export.publish.publisher import Publisher
+from export.publish.publisher import Publisher, publisher_of
 from export.publish.snapshot import snapshot_of
-from export.publish.versions import rollback, rollforward, versions
+from export.publish.versions import release, rollback, rollforward, versions
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ def test_it_waits_for_the_number_of_steps(teaching):
 
 
 @pytest.mark.slow
-def test_learning_goes_on_while_a_version_is_made(teaching):
+def test_learning_goes_on_while_a_version_is_made(teaching, monkeypatch):
+    monkeypatch.setattr("export.publish.publisher.REPLAY_SECONDS", 0.05)
     one, publisher = teaching(every_seconds=0.05, idle_steps=100_000, idle_share=1.0)
     one.teach(0)
     one.teach(1)
@@ -183,3 +184,71 @@ def test_a_learner_that_has_stopped_is_a_problem_and_no_crash(teaching):
 def test_how_often_must_make_sense(teaching, how_often):
     with pytest.raises(UserError, match=r"how often|positive"):
         teaching(**how_often)
+
+
+def test_what_replay_alone_changes_waits_until_it_is_over(teaching):
+    one, publisher = teaching(every_seconds=0.01)
+    one.teach(0)
+    publisher._try()
+    one.until(lambda: time.monotonic() - publisher._tried_at > 0.01)
+    one.live.phase = "rehearsing"
+    assert not publisher._is_due(), "a version of every few steps would push out the kept ones"
+    publisher._tried_event -= 1
+    assert publisher._is_due(), "something was taught since"
+    publisher._tried_event += 1
+    one.live.phase = "idle"
+    assert publisher._is_due()
+
+
+@pytest.mark.slow
+def test_nothing_is_copied_when_nothing_has_changed(teaching, monkeypatch):
+    one, publisher = teaching(every_seconds=0.05)
+    one.teach(0)
+    one.until(lambda: one.live.phase == "idle")
+    publisher._try()
+    assert publisher.status().published is not None
+    monkeypatch.setattr("export.publish.publisher.snapshot_of", None)
+    publisher._try()
+    assert publisher.status().problem is None
+
+
+@pytest.mark.slow
+def test_the_end_brings_a_last_version_if_it_is_asked_for(teaching):
+    said = []
+    one, publisher = teaching(every_seconds=3600.0)
+    publisher._say = said.append
+    publisher.start()
+    one.teach(0)
+    publisher.stop(publish=True)
+    assert numbers(one) == [1] and publisher.status().phase == "stopped"
+    assert said[0].startswith("published version 1: step") and "1 classes" in said[0]
+
+
+@pytest.mark.slow
+def test_a_trial_on_some_devices_is_left_alone(teaching):
+    one, publisher = teaching(every_seconds=0.05)
+    one.teach(0)
+    publisher._try()
+    one.teach(1)
+    publish(one.exports, snapshot_of(one.live), variants=(), devices=["cam-1"])
+    one.teach(2)
+    publisher._try()
+    assert "version 2 is on trial on 1 device" in publisher.status().problem
+    release(one.exports)
+    publisher._try()
+    assert publisher.status().problem is None and numbers(one) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_the_settings_of_a_workspace_say_how_often_and_what(teaching, tmp_path):
+    one, _ = teaching(every_seconds=1.0)
+    assert publisher_of(one.live) is None
+    assert publisher_of(one.live, default_seconds=5.0)._every_seconds == 5.0
+    one.workspace.change_settings(publish_steps=200, publish_keep=3, publish_most_drop=0.5, publish_int8=True)
+    asked = publisher_of(one.live, default_seconds=5.0)
+    assert (asked._every_steps, asked._every_seconds, asked._variants) == (200, None, ("int8",))
+    assert (asked._policy.keep, asked._policy.most_drop) == (3, 0.5)
+    one.teach(0)
+    asked._try()
+    (version,) = versions(one.exports)
+    assert "int8" in version.missing_variants, "with so few held-out samples, and it says so"

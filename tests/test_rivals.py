@@ -128,38 +128,79 @@ def test_a_projection_that_is_not_finite_is_not_taken() -> None:
 # ER-WA -------------------------------------------------------------------------------------------------------------
 
 
-def test_er_wa_gives_the_new_classes_the_mean_length_of_the_old_ones_when_a_task_ends() -> None:
-    learner = rival("er_wa")
+def two_tasks_of_er_wa(**options: Any) -> Learner:
+    """It has not heard yet that the second task has ended, and the newest classes have long weights."""
+    learner = rival("er_wa", options)
     observe(learner, [0, 1, 0, 1])
     learner.end_task()
     observe(learner, [2, 3, 2, 3])
     with torch.no_grad():
-        learner.network.proxies[2:] *= 3
-    before = learner.network.proxies.detach().clone()
-    learner.end_task()
-    after = learner.network.proxies.detach()
-    factor = before[:2].norm(dim=1).mean() / before[2:].norm(dim=1).mean()
+        for network in (learner.network, learner.average.network):
+            network.proxies[2:] *= 3
+    return learner
+
+
+def aligned_by_a_loop(weights: torch.Tensor, old: int) -> torch.Tensor:
+    lengths = [math.hypot(*row) for row in weights.tolist()]
+    factor = (sum(lengths[:old]) / old) / (sum(lengths[old:]) / (len(lengths) - old))
     assert factor < 0.9
-    torch.testing.assert_close(after[2:], factor * before[2:])
-    assert torch.equal(after[:2], before[:2])
-    averaged = learner.average.network.proxies.norm(dim=1)
-    torch.testing.assert_close(averaged[2:].mean(), averaged[:2].mean())
-    # Its classifier is linear: lengths count.
+    return torch.tensor(
+        [[w * (factor if c >= old else 1) for w in row] for c, row in enumerate(weights.tolist())]
+    )
+
+
+def assert_it_answers_by(learner: Learner, weights: torch.Tensor) -> None:
     answers = learner.predict(pictures([0, 3])).scores
     features = learner.network.eval().features(learner.to_device(pictures([0, 3]))).detach()
-    np.testing.assert_allclose(answers, (features @ after.T).softmax(1).numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(answers, (features @ weights.T).softmax(1).numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_er_wa_can_answer_with_new_classes_as_long_as_the_old_ones_and_learn_as_er() -> None:
+    learner = two_tasks_of_er_wa(align="predict", clip=False)
+    weights = learner.network.proxies.detach().clone()
+    expected = aligned_by_a_loop(weights, old=2)
+    learner.changed()
+    assert_it_answers_by(learner, expected)  # also in the middle of a task
+    learner.end_task()
+    assert torch.equal(learner.network.proxies, weights)
+    assert_it_answers_by(learner, expected)
+    averaged = learner.predict(pictures([0]), averaged=True).scores
+    features = learner.average.network.features(learner.to_device(pictures([0])))
+    weights = aligned_by_a_loop(learner.average.network.proxies, old=2)
+    np.testing.assert_allclose(averaged, (features @ weights.T).softmax(1).numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_er_wa_gives_the_new_classes_the_mean_length_of_the_old_ones_when_a_task_ends() -> None:
+    learner = two_tasks_of_er_wa()
+    before = learner.network.proxies.detach().clone()
+    assert_it_answers_by(learner, before)
+    learner.end_task()
+    torch.testing.assert_close(learner.network.proxies.detach(), aligned_by_a_loop(before, old=2))
+    assert_it_answers_by(learner, learner.network.proxies.detach())
+    averaged = learner.average.network.proxies.norm(dim=1)
+    torch.testing.assert_close(averaged[2:].mean(), averaged[:2].mean())
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_er_wa_clips_negative_weights_after_each_step_unless_told_not_to(clip: bool) -> None:
+    learner = rival("er_wa", {"clip": clip})
+    observe(learner, [0, 1, 0, 1])
+    assert (learner.network.proxies.min() == 0) == clip
+    assert learner.network.proxies.max() > 0
 
 
 def test_er_wa_still_knows_after_a_checkpoint_and_a_dropped_class_which_classes_are_old(
     tmp_path: Path,
 ) -> None:
-    learner = rival("er_wa")
-    observe(learner, [0, 1, 0, 1])
-    learner.end_task()
+    learner = two_tasks_of_er_wa(align="predict")
     learner.drop_class(0)
     learner.save(tmp_path / "checkpoint")
     restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
-    assert restored.method.old.item() == learner.method.old.item() == 1
+    assert (restored.method.ended, restored.method.before) == (1, 1)
+    assert_it_answers_by(restored, aligned_by_a_loop(learner.network.proxies.detach(), old=1))
+    # The first checkpoints had one number.
+    restored.method.load_state({"old": torch.tensor(1)})
+    assert (restored.method.ended, restored.method.before) == (1, 1)
 
 
 # UER ---------------------------------------------------------------------------------------------------------------
@@ -186,8 +227,33 @@ def test_uer_learns_incoming_samples_by_the_angle_and_replayed_ones_by_the_produ
 # OBC ---------------------------------------------------------------------------------------------------------------
 
 
-def test_obc_moves_the_proxies_by_replayed_samples_alone() -> None:
-    learner = rival("obc", views=False, memory=MemoryConfig(samples=4), replay=4)
+def test_obc_teaches_the_features_through_a_surrogate_that_starts_where_the_proxies_do() -> None:
+    learner = rival("obc", memory=MemoryConfig(samples=4), replay=4)
+    surrogate = lambda: learner.network.extra["surrogate"].weight.detach().clone()  # noqa: E731
+    observe(learner, [0, 1, 0, 1])
+    # While nothing is replayed they move together.
+    assert torch.equal(surrogate(), learner.network.proxies)
+    learner.add_class(2)
+    assert torch.equal(surrogate()[2], learner.network.proxies[2])
+    batches, loss = [], learner.method.loss
+    learner.method.loss = lambda batch: batches.append(batch) or loss(batch)
+    rows = surrogate()
+    report = observe(learner, [2, 2, 1], seed=5)
+    (batch,) = batches
+    terms = []
+    for z, label in zip(batch.features.tolist(), batch.labels.tolist(), strict=True):
+        cosines = [sum(a * b for a, b in zip(z, w, strict=True)) for w in rows.tolist()]
+        logits = [
+            o / math.hypot(*z) / math.hypot(*w) / 0.09 for o, w in zip(cosines, rows.tolist(), strict=True)
+        ]
+        terms.append(cross_entropy(logits, label, range(3)))
+    assert report.loss == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    assert not torch.equal(surrogate(), rows) and not torch.equal(surrogate(), learner.network.proxies)
+
+
+@pytest.mark.parametrize("surrogate", [True, False])
+def test_obc_moves_the_proxies_by_replayed_samples_alone(surrogate: bool) -> None:
+    learner = rival("obc", {"surrogate": surrogate}, views=False, memory=MemoryConfig(samples=4), replay=4)
     observe(learner, [0, 1, 0, 1])  # the memory is full of these, whatever comes
     learner.memory.threshold = 0.0
     learner.add_class(2)

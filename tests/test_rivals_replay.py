@@ -100,6 +100,49 @@ def test_gmed_moves_what_it_replays_along_the_gradient_of_the_loss_that_the_step
     assert edited == 3
 
 
+def test_each_edit_of_an_image_is_smaller_than_the_last_and_its_number_survives_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    learner = trained("gmed", method_options={"decay": 0.5}, replay=3, views=False)
+    learner.memory.threshold = 1e-12  # nobody comes or goes
+    held = learner.memory.ids().tolist()
+    counts = dict(zip(held, learner.method.edits.of(held), strict=True))
+    assert sum(counts.values()) == 6  # two steps of its training found something to edit
+    for seed in range(6):
+        if seed == 3:
+            learner.save(tmp_path / "checkpoint")
+            learner, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
+            learner.rehearse()  # edits nothing
+        images, before = pictures([2, 3, 2, 3], seed), learner.memory.at(np.arange(12))
+        later, now = after_virtual_step(learner.view, images, COLUMNS), copy.deepcopy(learner.network).eval()
+        learner.observe(images, COLUMNS)
+        after = learner.memory.at(np.arange(12))
+        assert after.ids.tolist() == before.ids.tolist()
+        for row in np.flatnonzero((after.inputs != before.inputs).any((1, 2, 3))).tolist():
+            image = learner.to_device(before.inputs[row : row + 1])[0].requires_grad_()
+            label, sample = int(before.labels[row]), int(before.ids[row])
+            change = loss_of(later, image, label) - 1.001 * loss_of(now, image, label)
+            (gradient,) = torch.autograd.grad(change, [image])
+            step = 0.05 * 0.5 ** counts[sample] * gradient
+            expected = 255 * (image.detach() + step).clamp(0, 1).permute(1, 2, 0).numpy()
+            np.testing.assert_allclose(after.inputs[row], expected, rtol=1e-3, atol=1e-2)
+            counts[sample] += 1
+    assert sum(counts.values()) == 6 + 18 and max(counts.values()) > 1
+    assert dict(zip(counts, learner.method.edits.of(counts), strict=True)) == counts
+
+
+def test_the_numbers_of_gmeds_edits_belong_to_samples_that_are_held_and_count_as_bytes() -> None:
+    learner = trained("gmed", method_options={"decay": 0.1})
+    learner.observe(INCOMING, COLUMNS)
+    numbers = dict(zip(learner.method.edits.ids.tolist(), learner.method.edits.values.tolist(), strict=True))
+    assert list(numbers) == learner.memory.ids().tolist() and 4 <= sum(numbers.values()) <= 12
+    edited = next(sample for sample, number in numbers.items() if number)
+    learner.forget(edited)
+    learner.rehearse()
+    assert edited not in learner.method.edits.ids.tolist()
+    assert learner.byte_breakdown()["method"] == len(learner.memory) * 12
+
+
 def test_the_edits_of_gmed_stay_with_their_samples_while_others_come_and_go() -> None:
     learner = rival(
         "gmed", {"alpha": 0.0}, memory=MemoryConfig(samples=8)
@@ -144,7 +187,8 @@ def test_the_edited_images_of_gmed_are_floats_and_count_as_such(tmp_path: Path) 
             observe(other, [0, 1, 0, 1], seed)
         assert other.byte_breakdown()["total"] <= 6_000
         counts[name] = len(other.memory)
-    assert counts == {"gmed": 6_000 // (768 + 12), "er": 6_000 // (192 + 12)}
+    # A slot has 12 bytes of its own, and the number of edits as many.
+    assert counts == {"gmed": 6_000 // (768 + 24), "er": 6_000 // (192 + 12)}
 
 
 def test_gmed_refuses_to_keep_its_images_in_a_codec() -> None:
@@ -152,7 +196,9 @@ def test_gmed_refuses_to_keep_its_images_in_a_codec() -> None:
         rival("gmed", memory=MemoryConfig(samples=12, codec="webp"))
 
 
-@pytest.mark.parametrize(("name", "options"), [("mir", {"candidates": 0}), ("gmed", {"alpha": -1.0})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("mir", {"candidates": 0}), ("gmed", {"alpha": -1.0}), ("gmed", {"decay": 1.0})]
+)
 def test_impossible_options_are_refused_in_one_line(name: str, options: dict[str, float]) -> None:
     (option,) = options
     with pytest.raises(UserError, match=rf"{option} .*give"):

@@ -189,7 +189,7 @@ def test_a_batch_that_agrees_with_the_memory_is_skipped_once_it_is_full(
         learner.observe(*second)
         assert (learner.memory.ids().tolist() != before) == changes
     assert not set(learner.memory.ids().tolist()) & set(before)
-    assert learner.method.scores.tolist() == [-1.0] * 10
+    assert learner.method.scores.values.tolist() == [-1.0] * 10
 
 
 def test_held_samples_with_high_scores_give_way_and_newcomers_win_by_the_ratio_of_scores() -> None:
@@ -207,16 +207,21 @@ def test_held_samples_with_high_scores_give_way_and_newcomers_win_by_the_ratio_o
     assert both.keys() == {0, 1} and len(set(both.values())) == 2
 
 
+def scores_of_held(learner: Learner) -> dict[int, float]:
+    held = learner.memory.ids().tolist()
+    return dict(zip(held, learner.method.scores.of(held), strict=True))
+
+
 @pytest.mark.slow
 def test_scores_follow_their_samples_when_others_are_removed(
     small_learner, digit_batches, monkeypatch
 ) -> None:
     learner = small_learner(method="gss", memory=MemoryConfig(samples=20))
     learner.observe(*digit_batches([0, 1], 1)[0])
-    assert learner.method.scores.tolist() == pytest.approx([gss.FIRST] * 10)
+    assert learner.method.scores.values.tolist() == pytest.approx([gss.FIRST] * 10)
     monkeypatch.setattr(gss, "similarities", lambda *_: np.linspace(0, 0.9, 10))
     learner.observe(*digit_batches([0, 1], 2)[1])
-    expected = dict(zip(learner.memory.ids().tolist(), learner.method.scores.tolist(), strict=True))
+    expected = scores_of_held(learner)
     assert sorted(expected.values()) == pytest.approx(
         sorted([gss.FIRST] * 10 + np.linspace(0, 0.9, 10).tolist())
     )
@@ -224,7 +229,7 @@ def test_scores_follow_their_samples_when_others_are_removed(
         assert learner.forget(sample)
         del expected[sample]
     assert learner.rehearse() is not None  # a step that stores nothing
-    assert dict(zip(learner.memory.ids().tolist(), learner.method.scores.tolist(), strict=True)) == expected
+    assert scores_of_held(learner) == expected
 
 
 @pytest.mark.slow
@@ -232,7 +237,29 @@ def test_gss_fills_the_memory_with_as_much_of_a_batch_as_fits(small_learner, dig
     learner = small_learner(method="gss", memory=MemoryConfig(samples=13))
     for batch in digit_batches([0, 1], 2):
         learner.observe(*batch)
-    assert learner.memory.ids().tolist() == list(range(13)) == learner.method.ids.tolist()
+    assert learner.memory.ids().tolist() == list(range(13)) == learner.method.scores.ids.tolist()
+
+
+@pytest.mark.slow
+def test_scores_stay_with_their_samples_when_large_newcomers_drive_others_out(
+    small_learner, monkeypatch
+) -> None:
+    """Encoded pictures differ in size: while a batch is stored, samples leave and others take their slots."""
+    learner = small_learner(method="gss", memory=MemoryConfig(bytes=1_500, codec="png"))
+    rng, labels = np.random.default_rng(0), [0, 1] * 5
+    flat = np.full((10, 8, 8, 3), 80, np.uint8)
+    noisy = rng.integers(0, 256, (10, 8, 8, 3), dtype=np.uint8)
+    learner.observe(flat, labels, np.arange(10))
+    monkeypatch.setattr(gss, "_highest_cosine", lambda own, kept: -0.1)  # no batch is skipped
+    scores = np.linspace(-0.9, 0, 10)
+    monkeypatch.setattr(gss, "similarities", lambda network, inputs, *_: scores[: len(inputs)])
+    learner.observe(noisy, labels, np.arange(100, 110))
+    expected = dict(zip(range(100, 110), scores, strict=True))
+    found = scores_of_held(learner)
+    stored = [sample for sample in found if sample >= 100]
+    assert 1 < len(stored) < 10  # some of them left again
+    for sample in found:
+        assert found[sample] == pytest.approx(expected.get(sample, gss.FIRST))
 
 
 @pytest.mark.slow

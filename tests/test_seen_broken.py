@@ -94,13 +94,13 @@ def test_a_workspace_that_is_deleted_under_the_page_acknowledges_no_label(studio
     sample = studio.workspace.take(np.zeros((8, 8, 3), np.uint8), "test")
     path = studio.workspace.path
     shutil.move(path, path.with_name("elsewhere"))
-    with pytest.raises(UserError, match=r"was deleted, moved or replaced .*: nothing is saved any more"):
+    with pytest.raises(UserError, match="was deleted or replaced while it was in use: nothing more is saved"):
         studio.label_samples([sample], mug)
     with pytest.raises(UserError, match=r"journal .* is missing"):
         review.page(studio, {})
     state = studio.state(fresh=True)
     assert "cannot be read: No such file or directory" in state["alarms"][0], "every tab's strip says it"
-    assert any("nothing is saved any more" in reason for reason in studio.reasons_not_ready())
+    assert any("nothing more is saved" in reason for reason in studio.reasons_not_ready())
     shutil.move(path.with_name("elsewhere"), path)
     assert studio.label_samples([sample], mug).samples == 1, "the same file is back"
 

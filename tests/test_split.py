@@ -85,3 +85,13 @@ def test_a_blurry_stream_follows_its_seed(digits):
     np.testing.assert_array_equal(
         blurry(digits, 300, 1).tasks[0].train, blurry(digits, 300, 1).tasks[0].train
     )
+
+
+def test_a_long_tail_has_a_hundred_times_as_many_images_of_one_class_as_of_another(digits):
+    whole, tail = split(digits, 5, seed=1), split(digits, 5, seed=1, long_tail=True)
+    assert [task.classes for task in tail.tasks] == [task.classes for task in whole.tasks]
+    sizes = np.bincount(digits.train_labels[np.concatenate([task.train for task in tail.tasks])])
+    of_all = np.bincount(digits.train_labels)
+    shares = np.sort(sizes / of_all)
+    assert shares[-1] == 1 and shares[0] == pytest.approx(0.01, abs=0.5 / of_all.min())
+    assert (np.diff(shares) > 0).all() and len(tail.test_labels) == len(whole.test_labels)

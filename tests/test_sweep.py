@@ -215,6 +215,26 @@ def test_done_runs_are_skipped_and_begun_ones_continue_to_the_same_numbers(tmp_p
 
 
 @pytest.mark.slow
+def test_a_sweep_can_begin_anew_but_not_under_another_process(tmp_path, write, capsys):
+    out = tmp_path / "runs"
+    path = write(QUICK + "methods: er\nbuffers: 30\nseeds: 1\n")
+    (run,) = read(path, configure, [])
+    result = out / f"{run.name}.json"
+    Run(run, out).run()
+    at_first = result.stat().st_mtime_ns
+    capsys.readouterr()
+    sweep = ["sweep", str(path), "--out", str(out), "--fresh"]
+    assert main([*sweep, "--dry-run"]) == 2
+    with locked(out / f"{run.name}.lock", "held"):
+        assert main(sweep) == 2
+    both, held = capsys.readouterr().err.splitlines()
+    assert "leave one of them out" in both and "is being run by another process" in held
+    assert result.stat().st_mtime_ns == at_first
+    assert main(sweep) == 0
+    assert "already" not in capsys.readouterr().err and result.stat().st_mtime_ns != at_first
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_or_is_held_by_another_process_stops_no_other(tmp_path, write, capsys):
     out = tmp_path / "runs"
     path = write(QUICK + "methods: er\nbuffers: [3, 30, 50]\nseeds: 1\n")

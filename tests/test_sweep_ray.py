@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from benchmarks.endurance.trouble import full_disk, small_disk
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.datasets import Dataset, store
 from edge_hpcr.bench.ray_worker import Place, difference, facts
-from edge_hpcr.bench.run import Run
+from edge_hpcr.bench.run import Run, finished_result
 from edge_hpcr.bench.sweep import read
 from edge_hpcr.commands.bench import configure
 from edge_hpcr.commands.cli import main
@@ -27,7 +29,8 @@ from edge_hpcr.learner import checkpoint
 
 PATIENCE = 400.0
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-LONG = "datasets: digits\nmethods: er\nbuffers: 30\ntasks: 10\nset: {nf: 8}\nseeds: [%d]\n"
+# Long enough to be caught in the middle. One run, so that it is made once to compare with.
+LONG = "datasets: digits\nmethods: er\nbuffers: 30\ntasks: 10\nset: {nf: 8}\nseeds: 1\n"
 
 
 class Nodes:
@@ -49,6 +52,20 @@ class Nodes:
 
     def kill_one(self) -> None:
         self.cluster.remove_node(self.living.pop(0), allow_graceful=False)
+
+    @contextmanager
+    def bad(self, folder: Path) -> Iterator[None]:
+        """One more node, whose Python says that it is another one than ours."""
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "import platform\nplatform.python_version = lambda: '3.0.0'\n"
+        )
+        variables = {**self._environment, "PYTHONPATH": str(folder)}
+        node = self.cluster.add_node(num_cpus=1, env_vars=variables, **self._shape)
+        try:
+            yield
+        finally:
+            self.cluster.remove_node(node)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +101,16 @@ def assert_each_run_is_there_once(folder: Path) -> None:
     )
 
 
-def assert_as_made_here(folder: Path, run) -> None:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """Where runs are made again without Ray, each once for all tests."""
+    return tmp_path_factory.mktemp("here")
+
+
+def assert_as_made_here(folder: Path, run, here: Path) -> None:
     there = json.loads((folder / "runs" / f"{run.name}.json").read_text())
-    assert there["accuracy_matrix"] == Run(run, folder / "here").run()["accuracy_matrix"]
+    alone = finished_result(run, here) or Run(run, here).run()
+    assert there["accuracy_matrix"] == alone["accuracy_matrix"]
 
 
 def wait_until(process, condition, what: str) -> None:
@@ -98,7 +122,7 @@ def wait_until(process, condition, what: str) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_runs_lose_nothing_when_one_of_two_nodes_is_killed(tmp_path, nodes, sweep):
+def test_twenty_runs_lose_nothing_when_one_of_two_nodes_is_killed(tmp_path, nodes, sweep, here):
     nodes.ensure(2)
     text = "datasets: digits\nlimit: 20\nset: {nf: 4}\nmethods: [hpcr, er, ncm, finetune]\nbuffers: 30\nseeds: 5\n"
     with sweep(text, "--shared") as process:
@@ -112,31 +136,41 @@ def test_twenty_runs_lose_nothing_when_one_of_two_nodes_is_killed(tmp_path, node
     assert sorted(endings) == sorted(run.name for run in runs_of(tmp_path))
     assert_each_run_is_there_once(tmp_path)
     for run in runs_of(tmp_path)[::5]:
-        assert_as_made_here(tmp_path, run)
+        assert_as_made_here(tmp_path, run, here)
 
 
 @pytest.mark.slow
-def test_a_run_whose_node_dies_continues_on_another_from_the_checkpoint_that_was_sent(tmp_path, nodes, sweep):
+def test_a_run_whose_node_dies_continues_on_a_good_one_from_the_checkpoint_that_was_sent(
+    tmp_path, nodes, sweep, here
+):
+    """Before the good one a node joins that cannot make runs: it is left out."""
     nodes.ensure(1)
-    with sweep(LONG % 0) as process:
+    with sweep(LONG) as process:
         (run,) = runs_of(tmp_path)
         saved = tmp_path / "runs" / f"{run.name}.checkpoint"
         wait_until(process, lambda: checkpoint.exists(saved), "a checkpoint")
         while nodes.living:
             nodes.kill_one()
-        nodes.ensure(1)
-        said = process.communicate()[1]
+        said = ""
+        with nodes.bad(tmp_path / "elsewhere"):
+            while "has python 3.0.0" not in (line := process.stderr.readline()):
+                assert line, said
+                said += line
+            assert line.endswith("; it is left out\n")
+            nodes.ensure(1)
+            said += process.communicate()[1]
     assert process.returncode == 0, said
+    assert "3.0.0" not in said, "once is enough"
     assert f"{run.name}: its node or process died; it starts again where it was saved last" in said
     assert re.search(rf"{run.name}: continued at step [1-9]", said), said
     assert_each_run_is_there_once(tmp_path)
-    assert_as_made_here(tmp_path, run)
+    assert_as_made_here(tmp_path, run, here)
 
 
 @pytest.mark.slow
-def test_ctrl_c_brings_the_checkpoint_home_where_the_run_can_continue(tmp_path, nodes, sweep):
+def test_ctrl_c_brings_the_checkpoint_home_where_the_run_can_continue(tmp_path, nodes, sweep, here):
     nodes.ensure(1)
-    with sweep(LONG % 1) as process:
+    with sweep(LONG) as process:
         (run,) = runs_of(tmp_path)
         saved = tmp_path / "runs" / f"{run.name}.checkpoint"
         wait_until(process, lambda: checkpoint.exists(saved), "a checkpoint")
@@ -148,7 +182,7 @@ def test_ctrl_c_brings_the_checkpoint_home_where_the_run_can_continue(tmp_path, 
     assert checkpoint.exists(saved)
     assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "runs")]) == 0
     assert_each_run_is_there_once(tmp_path)
-    assert_as_made_here(tmp_path, run)
+    assert_as_made_here(tmp_path, run, here)
 
 
 @pytest.mark.slow
@@ -158,7 +192,7 @@ def test_a_disk_that_is_full_at_home_stops_a_run_in_one_line(tmp_path, nodes, sw
     with small_disk(tmp_path / "runs") as mounted:
         if not mounted:
             pytest.skip("mounting a small disk needs root")
-        with sweep(LONG % 2) as process:
+        with sweep(LONG) as process:
             (run,) = runs_of(tmp_path)
             saved = tmp_path / "runs" / f"{run.name}.checkpoint"
             wait_until(process, lambda: checkpoint.exists(saved), "a checkpoint")
@@ -190,7 +224,7 @@ def test_a_node_without_the_data_is_named_before_anything_runs(tmp_path, nodes, 
 
 
 @pytest.mark.slow
-def test_a_ray_of_its_own_makes_the_same_results(tmp_path):
+def test_a_ray_of_its_own_makes_the_same_results(tmp_path, here):
     (tmp_path / "sweep.yaml").write_text("datasets: digits\nlimit: 20\nmethods: er\nbuffers: 30\nseeds: 1\n")
     command = ("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "runs", "--ray", "local", "--jobs", "1")
     with started("-m", "edge_hpcr", *command, env=ENVIRONMENT, patience=PATIENCE) as process:
@@ -198,7 +232,7 @@ def test_a_ray_of_its_own_makes_the_same_results(tmp_path):
     assert (process.returncode, told) == (0, ""), said
     assert len(said.splitlines()) == 2, "nothing of Ray's"
     assert_each_run_is_there_once(tmp_path)
-    assert_as_made_here(tmp_path, *runs_of(tmp_path))
+    assert_as_made_here(tmp_path, *runs_of(tmp_path), here)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -98,15 +99,31 @@ def test_a_second_learner_is_refused_with_the_process_id_of_the_first_and_kill_9
             Workspace.open(tmp_path / "w")
         with Workspace.open(tmp_path / "w", learning=False) as beside:
             beside.journal.create_class("mug")
-            with pytest.raises(UserError, match="opened for labelling only"):
-                beside.take(image(), "")
+            taken = beside.take(image(), "device cam-1")
         first.kill()
     with Workspace.open(tmp_path / "w") as workspace:
         assert [row.name for row in workspace.journal.classes()] == ["mug"]
+        assert workspace.image(taken).shape == image().shape, (
+            "another process than the learner's may store one"
+        )
         assert workspace.layout.lock.read_text() == f"{os.getpid()}\n"
         with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
             Workspace.open(tmp_path / "w")
     Workspace.open(tmp_path / "w").close()
+
+
+def test_a_learner_that_starts_does_not_take_another_process_image_on_its_way_for_a_leftover(tmp_path):
+    Workspace.open(tmp_path / "w").close()
+    opened: list[Workspace] = []
+    learner = Thread(target=lambda: opened.append(Workspace.open(tmp_path / "w")))
+    with Workspace.open(tmp_path / "w", learning=False) as beside:
+        with beside.taking([Taken(image(), "device cam-1")]) as (sample_id,):
+            learner.start()
+            learner.join(0.5)
+            assert not opened, "it waits: the file is there, and the row is not"
+        learner.join(60)
+    with opened[0] as workspace:
+        assert workspace.report == [] and workspace.image(sample_id).shape == image().shape
 
 
 def test_a_failed_opening_gives_the_lock_back(tmp_path):
@@ -239,6 +256,7 @@ def test_a_workspace_is_readable_for_its_user_alone(tmp_path):
     program = """
 import os, sys, numpy as np
 from pathlib import Path
+from threading import Thread
 from edge_hpcr.workspace.folder import Workspace
 os.umask(0o022)
 Path("bad.png").write_bytes(b"\\x89PNG")

@@ -1,62 +1,109 @@
-// This browser's camera: its frames go to the server one at a time, as fast as the server takes them.
+// This browser's camera: shown on the page as it is, while its frames go to the server as fast as that takes them.
+import { PAGE } from "./common.js";
+import { jpeg } from "./pictures.js";
 
-const LONGEST_SIDE = 512; // what the server would keep of it
-const QUALITY = 0.9, PAUSE_MS = 100, RETRY_MS = 1000, STARTING_MS = 5000;
+const PAUSE_MS = 100, RETRY_MS = 1000;
 
 const REASONS = {
   NotAllowedError: "the browser did not allow the camera: allow it in the address bar, then try again",
   NotFoundError: "this browser finds no camera: plug one in, or choose another source",
+  OverconstrainedError: "that camera is not there any more: choose another one",
   NotReadableError: "the camera is used by another program: end that, then try again",
+};
+const NO_CAMERA = "browsers give their camera only to pages on this machine or over https: open the page as 127.0.0.1, or use a camera of the computer";
+const GONE = "the camera has gone: plug it in, then choose the camera again";
+const TAKEN = "another page has taken the camera over: choose the camera here to take it back";
+
+/** What the person has chosen, remembered by the browser: which camera, and whether it is shown like in a mirror. */
+export const chosen = {
+  get device() { return localStorage.edgeCamera ?? ""; },
+  set device(id) { localStorage.edgeCamera = id; },
+  get mirror() { return localStorage.edgeMirror === "yes"; },
+  set mirror(on) { localStorage.edgeMirror = on ? "yes" : "no"; },
+  get used() { return "edgeCamera" in localStorage; },
 };
 
 export class BrowserCamera {
-  constructor(report) {
-    this.report = report;
-    this.media = null;
+  /** `report` gets sentences for the person, `gone` is called when the camera stops by itself. */
+  constructor(report, gone) {
+    Object.assign(this, { report, gone, media: null });
+    this.video = document.createElement("video");
+    Object.assign(this.video, { id: "preview", muted: true, playsInline: true, hidden: true });
+    this.video.setAttribute("aria-label", "the camera's picture");
+    document.addEventListener("visibilitychange", () => this.wake());
   }
 
   get running() { return this.media !== null; }
 
-  /** Not yet known to the server, perhaps. */
-  get justStarted() { return performance.now() - this.startedAt < STARTING_MS; }
-
+  /** Open the camera and show its picture; `begin` lets the server have it. */
   async start() {
-    if (this.running) return true;
-    if (!navigator.mediaDevices?.getUserMedia) {
-      this.report("browsers give their camera only to pages on this machine or over https: open the page as 127.0.0.1, or use a camera of the computer");
-      return false;
-    }
+    if (this.running && this.device === chosen.device) return true;
+    if (!navigator.mediaDevices?.getUserMedia) { this.report(NO_CAMERA); return false; }
+    const which = chosen.device ? { deviceId: { exact: chosen.device } } : { facingMode: "environment" };
+    const wanted = { width: { ideal: 640 }, height: { ideal: 480 }, frameRate: { ideal: 30 } };
+    let media;
     try {
-      this.media = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 640 }, height: { ideal: 480 }, facingMode: "environment" } });
+      media = await navigator.mediaDevices.getUserMedia({ video: { ...wanted, ...which } });
     } catch (error) {
+      if (error.name === "OverconstrainedError" && chosen.device) { chosen.device = ""; return this.start(); } // another one will do
       this.report(REASONS[error.name] ?? `the camera cannot be used: ${error.message}`);
       return false;
     }
-    this.startedAt = performance.now();
-    this.video = document.createElement("video");
-    Object.assign(this.video, { muted: true, playsInline: true, srcObject: this.media });
-    await this.video.play().catch(() => {});
-    for (const track of this.media.getVideoTracks())
-      track.addEventListener("ended", () => { this.stop(); this.report("the camera has gone: plug it in, then press the button again"); });
-    this.canvas = document.createElement("canvas");
-    this.send(this.media);
+    this.stop();
+    this.media = media;
+    this.device = chosen.device;
+    chosen.device = chosen.device || "";
+    this.video.srcObject = media;
+    this.video.play().catch(() => {}); // not waited for: a camera may take long to its first picture
+    for (const track of media.getVideoTracks()) track.addEventListener("ended", () => { if (this.media === media) this.lose(GONE); });
     return true;
+  }
+
+  /** Frames go to the server from now on. */
+  begin() {
+    this.sending = this.media;
+    this.send(this.media);
+    navigator.wakeLock?.request("screen").then((lock) => { this.lock = lock; }).catch(() => {}); // a phone shall not sleep meanwhile
   }
 
   stop() {
     this.media?.getTracks().forEach((track) => track.stop());
+    this.media = this.sending = null;
+    this.video.srcObject = null;
+    this.lock?.release().catch(() => {});
+    this.lock = null;
+  }
+
+  lose(why) {
+    this.stop();
+    this.report(why);
+    this.gone();
+  }
+
+  /** A phone that has slept gives the camera back only if it is asked again. */
+  async wake() {
+    if (document.hidden || !this.sending) return;
+    const live = this.media?.getVideoTracks().some((track) => track.readyState === "live" && !track.muted);
+    if (live) { this.video.play().catch(() => {}); return; }
     this.media = null;
+    if (await this.start()) this.begin(); else this.gone();
+  }
+
+  async devices() {
+    const all = (await navigator.mediaDevices?.enumerateDevices?.().catch(() => [])) ?? [];
+    return all.filter((each) => each.kind === "videoinput" && each.deviceId);
   }
 
   /** For as long as this is the camera in use: after a stop and a start the frames before go no further. */
   async send(media) {
-    if (this.media !== media) return;
+    if (this.sending !== media || !media) return;
     let pause = PAUSE_MS;
     try {
-      const picture = await this.grab();
-      if (picture) {
-        const response = await fetch("/edge/camera", { method: "POST", body: picture });
+      const picture = document.hidden ? null : await this.grab();
+      if (picture && this.sending === media) {
+        const response = await fetch(`/edge/camera?page=${PAGE}`, { method: "POST", body: picture });
         if (!response.ok) throw new Error(String(response.status));
+        if ((await response.json()).taken && this.sending === media) { this.lose(TAKEN); return; }
       }
     } catch {
       pause = RETRY_MS; // the program may just be starting again
@@ -64,12 +111,9 @@ export class BrowserCamera {
     setTimeout(() => this.send(media), pause);
   }
 
+  /** What the video shows at this moment. */
   grab() {
     const { videoWidth: width, videoHeight: height } = this.video;
-    if (!width) return null;
-    const scale = Math.min(1, LONGEST_SIDE / Math.max(width, height));
-    Object.assign(this.canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
-    this.canvas.getContext("2d").drawImage(this.video, 0, 0, this.canvas.width, this.canvas.height);
-    return new Promise((resolve) => this.canvas.toBlob(resolve, "image/jpeg", QUALITY));
+    return width ? jpeg(this.video, width, height) : null;
   }
 }

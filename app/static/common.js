@@ -20,7 +20,7 @@ export const KEYS = "1234567890"; // of the first ten classes
 /** Whether a key press is meant for this tab, and not for a field, a dialog or the browser itself. */
 export function isForTab(event, place) {
   if (!isShown(place) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return false;
-  return !event.target.closest?.("input:not([type=checkbox], [type=color]), select, textarea, [contenteditable]");
+  return !event.target.closest?.("input:not([type=checkbox], [type=color], [type=range]), select, textarea, [contenteditable]");
 }
 
 /** A sentence in its place on a tab. */
@@ -40,7 +40,13 @@ export function bytes(size) {
 export const state = { now: null, listeners: [], version: "" };
 
 /** Of the classes the server sends those that have changed since the version that we name: there may be thousands. */
-export const since = () => `since=${encodeURIComponent(state.version)}`;
+export const since = () => `since=${encodeURIComponent(state.version)}&room=${encodeURIComponent(state.now?.room ?? "")}`;
+
+/** The page's own name: it stays with a tab of the browser, also when it is loaded again. */
+export const PAGE = (sessionStorage.edgePage ??= Math.random().toString(36).slice(2));
+
+/** `counted(1, "label")` is "1 label". */
+export const counted = (number, thing) => `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 
 /** The state as the listeners see it: all classes as a list, which stays the same object as long as none has changed, and by id. */
 export function hear(fresh) {
@@ -56,15 +62,17 @@ export function hear(fresh) {
     fresh.classes = [...known.values()].sort((one, other) => one.id - other.id);
     fresh.classById = known;
   }
+  if (before && before.room !== fresh.room) { location.reload(); return; } // numbers of samples and classes mean something else there
   state.now = fresh;
   for (const listener of state.listeners) listener(fresh);
 }
 
 let before = Promise.resolve();
 
-/** Perform an action after those before it; resolves to the answer, or rejects with a sentence for a person. */
+/** Perform an action, or what a promise will give, after those before it; resolves to the answer, or rejects with a sentence. */
 export function act(action) {
-  const done = before.then(() => send(action));
+  Promise.resolve(action).catch(() => {}); // said by the answer
+  const done = before.then(async () => send(await action));
   before = done.catch(() => {});
   return done;
 }

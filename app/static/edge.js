@@ -1,5 +1,5 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
-import { act, bytes, get, hear, make, since, state } from "./common.js";
+import { act, counted, get, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
@@ -12,27 +12,29 @@ const VISIBLE_MS = 200, HIDDEN_MS = 3000, LOST_MS = 1000;
 
 const PHASES = { idle: "idle", learning: "learning", rehearsing: "rehearsing", starting: "starting", failed: "stopped by an error", stopped: "stopped" };
 
+/** The name, what it is doing, and how good it is; the rest is on its tab. */
 function showStrip(now) {
   const strip = document.getElementById("strip");
   if (!strip) return;
-  const share = Math.min(1, now.memory.used / now.memory.budget);
-  const waiting = now.waiting ? ` (${now.waiting} to learn)` : "";
+  const waiting = now.waiting ? ` (${now.waiting} to learn)` : "", { level, number, sentence } = now.verdict;
+  const demonstration = now.room !== "own";
   const parts = [
     make("strong", {}, "Edge HPCR"),
-    make("span", { class: `phase ${now.phase}` }, `● ${PHASES[now.phase] ?? now.phase}`),
-    make("span", {}, `${now.labels.toLocaleString("en")} ${now.labels === 1 ? "label" : "labels"}${waiting}`),
-    make("span", {}, "memory ", make("meter", { min: 0, max: 1, value: share, "aria-label": "memory used" }), ` ${bytes(now.memory.used)} of ${bytes(now.memory.budget)}`),
-    make("span", {}, `held-out ${now.held_out.text}`),
-    make("span", {}, now.model === null ? "no model published yet" : `model v${now.model}`),
+    make("span", { class: `phase ${now.phase}` }, `● ${PHASES[now.phase] ?? now.phase}`, make("span", { class: "strip-labels" }, ` · ${counted(now.labels, "label")}${waiting}`)),
+    make("span", { id: "verdict", class: `verdict ${level}` }, ...(number ? [make("b", {}, number), " "] : []), make("span", {}, sentence)),
   ];
-  const text = parts.map((part) => part.textContent).join("|") + share;
+  const text = parts.map((part) => part.textContent).join("|") + level + demonstration;
   if (strip.dataset.text === text) return;
   strip.dataset.text = text;
   strip.replaceChildren(...parts);
-  if (strip.nextElementSibling !== problems) strip.after(problems);
+  if (strip.nextElementSibling !== room) strip.after(room, problems);
+  document.body.classList.toggle("demonstration", demonstration);
+  room.hidden = !demonstration;
 }
 
-// An element of its own, because the strip is made anew with every number that changes: a button there would lose its focus.
+// Elements of their own, because the strip is made anew with every number that changes: a button there would lose its focus.
+const back = make("button", { id: "leave-demonstration", class: "edge-button primary", type: "button", onclick: () => act({ do: "leave_demonstration" }).catch((error) => console.error(error)) }, "Back to my workspace");
+const room = make("div", { id: "room", hidden: true }, make("span", {}, "This is the demonstration, in a workspace of its own: nothing of it stays."), back);
 const problems = make("div", { id: "problems", role: "alert" });
 
 /** What is wrong now comes first and stays until it is over; what happened once can be put away. */
@@ -51,6 +53,15 @@ function showLost() {
   strip.dataset.text = "lost";
   strip.replaceChildren(make("strong", {}, "Edge HPCR"), make("span", { class: "problem" }, "⚠ the program does not answer; this page goes on as soon as it does"));
 }
+
+// Keys ---------------------------------------------------------------------------------------------------------------
+
+/** After a click by mouse or finger Space belongs to the tab again, and does not press that button once more. */
+document.addEventListener("click", (event) => {
+  const pressed = event.detail ? event.target.closest?.("#strip, #room, #problems, #teach, [role=tablist]") && event.target.closest("button, summary") : null;
+  pressed?.blur(); // before it acts: a dialog gives the focus back to whatever had it
+  if (pressed) setTimeout(() => pressed.blur());
+}, true);
 
 // Fields of Gradio's -------------------------------------------------------------------------------------------------
 

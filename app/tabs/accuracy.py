@@ -15,6 +15,7 @@ from app.charts import Bar, Series, bars, empty, line_chart
 from app.feature_map import BATCH, PCA, TSNE, FeatureMap, held_out
 from app.palette import colour_of
 from app.studio import Studio
+from app.tabs import verdict
 from app.tabs.parts import PLAIN, QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.status import FEW, accuracy_text
@@ -241,6 +242,7 @@ def shown(studio: Studio) -> Shown:
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
+    verdict.build(studio, tab)
     feature_map = FeatureMap(studio)
     numbers = gr.HTML(elem_id="accuracy-summary")
     with gr.Row(elem_classes="accuracy-sides"):

@@ -18,6 +18,7 @@ from app.feeder import encoded
 from app.palette import colour_of
 from app.published import Models, Publication, Version, read_upload
 from app.studio import Studio
+from app.tabs import fleet
 from app.tabs.parts import (
     COPIES,
     PLAIN,
@@ -213,6 +214,8 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         periodic = _build_periodic(studio, tab)
     with gr.Accordion("Try a picture", open=False, elem_id="models-try"):
         tried = _build_trial(studio)
+    with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
+        fleet.build(studio, tab)
     with gr.Accordion("On a device", open=False, elem_id="models-device"):
         gr.HTML(commands_html(studio.workspace.path), js_on_load=COPIES, **PLAIN)
     seen = gr.State("")  # the versions that the two lists offer
@@ -300,7 +303,7 @@ def _choices(versions: list[Version]) -> list[Any]:
 PERIODIC = {
     "steps": (
         "Every so many steps of learning",
-        "or seconds, whichever comes first; 0 and 0: by hand only. FP32 files only.",
+        "or seconds, whichever comes first; 0 and 0: by hand only.",
     ),
     "seconds": ("Every so many seconds", "whenever there is something new"),
     "most-drop": (
@@ -315,24 +318,31 @@ def _build_periodic(studio: Studio, tab: gr.Tab) -> gr.HTML:
     def load() -> list[Any]:
         now = studio.workspace.settings
         points = round(100 * now.publish_most_drop, 4)
-        return [now.publish_steps, now.publish_seconds, points, now.publish_keep]
+        return [now.publish_steps, now.publish_seconds, points, now.publish_keep, now.publish_int8]
 
     with gr.Row():
-        fields = [
+        *numbers, with_int8 = load()
+        fields: list[Any] = [
             gr.Number(value, label=label, info=info, elem_id=f"models-{name}", min_width=160)
-            for value, (name, (label, info)) in zip(load(), PERIODIC.items(), strict=True)
+            for value, (name, (label, info)) in zip(numbers, PERIODIC.items(), strict=True)
         ]
+        fields.append(
+            gr.Checkbox(with_int8, label="INT8 beside FP32", elem_id="models-periodic-int8", min_width=160)
+        )
     with gr.Row():
         save_button = gr.Button("Save", elem_id="models-save-policy", scale=0, min_width=160)
     sentence = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
 
     @saying_errors
-    def save(steps: float | None, seconds: float | None, points: float | None, keep: float | None) -> Any:
+    def save(
+        steps: float | None, seconds: float | None, points: float | None, keep: float | None, int8: bool
+    ) -> Any:
         studio.change_settings(
             publish_steps=whole(steps),
             publish_seconds=whole(seconds),
             publish_most_drop=points / 100 if points is not None else None,
             publish_keep=whole(keep),
+            publish_int8=int8,
         )
         gr.Info("Saved.")
         return [*load(), load()]

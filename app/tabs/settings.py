@@ -19,7 +19,7 @@ from edge_hpcr.workspace.settings import Description, Settings
 ELSEWHERE = frozenset(
     {
         *("source", "source_labels", "memory_bytes", "codec"),
-        *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep"),
+        *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep", "publish_int8"),
     }
 )
 FIRST = "What matters"  # the rest is folded

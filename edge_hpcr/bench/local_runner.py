@@ -17,6 +17,7 @@ from types import TracebackType
 from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import Locked
+from edge_hpcr.learner import checkpoint
 
 # How a run ended; HELD is one that another process is making.
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, HELD = range(5)
@@ -31,13 +32,9 @@ class Ended:
     cause: str = ""  # one line, empty if it is done or was asked to stop
 
 
-def run_here(run: RunConfig, out: Path, root: Path | None) -> int:
-    """DONE or INTERRUPTED; what goes wrong is raised."""
-    try:
-        Run(run, out, root).run()
-    except (Interrupted, KeyboardInterrupt):
-        return INTERRUPTED
-    return DONE
+def of_disk(error: OSError) -> str:
+    """What the disk refused, in one line."""
+    return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
 
 
 def outcome(work: Callable[[], object]) -> tuple[int, str]:
@@ -48,10 +45,12 @@ def outcome(work: Callable[[], object]) -> tuple[int, str]:
         return INTERRUPTED, ""
     except Locked as error:
         return HELD, str(error)
+    except checkpoint.CannotWrite as error:
+        return FAILED, str(error)
     except UserError as error:
         return WRONG_INPUT, str(error)
     except OSError as error:
-        return FAILED, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        return FAILED, of_disk(error)
     except Exception as error:  # whatever one run dies of, the others go on and it is said
         traceback.print_exc()
         return FAILED, " ".join(f"{type(error).__name__}: {error}".split())

@@ -24,9 +24,9 @@ from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import ray_worker
 from edge_hpcr.bench.local_runner import DONE, FAILED, HELD, INTERRUPTED, Ended
 from edge_hpcr.bench.ray_worker import Place, difference, facts
-from edge_hpcr.bench.run import RunConfig, being_run, finished_result
+from edge_hpcr.bench.run import RunConfig, finished_result, locked_run
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import Locked, locked, reason_of
+from edge_hpcr.common.files import Locked, reason_of
 from edge_hpcr.learner import checkpoint
 
 LOCAL = "local"
@@ -35,6 +35,7 @@ ANSWER_SECONDS = 60.0  # for Ray to be imported on a busy machine, and to say th
 ASK_SECONDS = 300.0  # for a node to import PyTorch and answer
 STOP_SECONDS = 60.0  # for runs to save themselves
 MOST_LOSSES = 10  # of one run: more is no bad luck
+NODE_LABEL = "ray.io/node-id"  # which Ray gives to every node
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ class RayRunner:
         self._place = Place(
             root and root.resolve(), data.default_root().resolve(), self._out if shared else None
         )
-        self._flying: dict[Any, RunConfig] = {}
+        self._flying: dict[Any, tuple[RunConfig, frozenset[str]]] = {}  # and the nodes that may make it
+        self._waiting: list[RunConfig] = []  # lost ones, for a node that can make them
+        self._good: set[str] = set()  # nodes that have this code and these data
+        self._left_out: set[str] = set()
+        self._asked: dict[Any, dict[str, Any]] = {}  # nodes that joined, by what they will answer
         self._losses: Counter[str] = Counter()
         self._locks: dict[str, ExitStack] = {}
         self._refused: list[Ended] = []
@@ -75,7 +80,8 @@ class RayRunner:
             self._ray = self._connect()
             datasets = list(dict.fromkeys(run.dataset for run in runs))
             self._expected = facts(self._place, datasets, lock)
-            self._check_nodes(datasets)
+            self._question = self._ray.remote(_question(self._place, datasets, lock))
+            self._check_nodes()
             self._collector = self._make_collector()
             # Each in a process of its own, so that the memory and the device it takes are its own; lost ones are started
             # again here and not by Ray, with the checkpoint they have by then.
@@ -99,11 +105,11 @@ class RayRunner:
 
     @property
     def running(self) -> list[RunConfig]:
-        return list(self._flying.values())
+        return [run for run, _ in self._flying.values()] + self._waiting
 
     @property
     def has_room(self) -> bool:
-        return len(self._flying) < self.at_a_time
+        return len(self.running) < self.at_a_time
 
     def start(self, run: RunConfig) -> None:
         """Hand a run to the cluster; what is wrong with its files here ends this run and no other."""
@@ -120,14 +126,17 @@ class RayRunner:
         begun = self._out / f"{run.name}.checkpoint"
         if self._place.shared is None and checkpoint.exists(begun):
             saved = checkpoint.pack(begun)
-        ref = self._task.remote(run, self._place, self._collector, self._expected, self._lock, saved)
-        self._flying[ref] = run
+        nodes = frozenset(node["NodeID"] for node in self._good_nodes())
+        # Not on a node that joins later: it may be a bad one.
+        task = self._task.options(label_selector={NODE_LABEL: f"in({','.join(sorted(nodes))})"})
+        ref = task.remote(run, self._place, self._collector, self._expected, self._lock, saved)
+        self._flying[ref] = run, nodes
 
     def _hold(self, run: RunConfig) -> bool:
         """Lock a run here if its machine cannot, because it writes elsewhere; False if another process has it."""
         held = ExitStack()
         try:
-            held.enter_context(locked(self._out / f"{run.name}.lock", being_run(run), remove=True))
+            held.enter_context(locked_run(run, self._out))
         except Locked as error:
             self._refused.append(Ended(run, HELD, str(error)))
             return False
@@ -136,10 +145,14 @@ class RayRunner:
 
     def wait(self, seconds: float | None = None) -> list[Ended]:
         """The runs that ended; waits for the first of them, or so long. Runs that lost their machine start again."""
+        self._take_in_nodes()
         self._count_room()
+        while self._waiting and len(self._flying) < self.at_a_time:
+            self.start(self._waiting.pop(0))
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
+        self._give_up_nodes()
         if not self._flying:
             time.sleep(seconds or 0.0)
             return []
@@ -152,8 +165,9 @@ class RayRunner:
     def _end(self, ref: Any) -> Ended | None:
         from ray import exceptions
 
-        run = self._flying.pop(ref)
+        run, _ = self._flying.pop(ref)
         lost = (
+            exceptions.TaskCancelledError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
             exceptions.LocalRayletDiedError,
@@ -161,6 +175,9 @@ class RayRunner:
         )
         try:
             code, cause, begun_at = self._ray.get(ref)
+        except exceptions.TaskUnschedulableError:  # its node died before it began
+            self._waiting.append(run)
+            return None
         except lost as error:
             return self._again(run, type(error).__name__)
         except exceptions.RayError as error:
@@ -181,7 +198,7 @@ class RayRunner:
         if self._losses[run.name] > MOST_LOSSES:
             return Ended(run, FAILED, f"lost {MOST_LOSSES + 1} times, last by {reason}")
         self._say(f"{run.name}: its node or process died; it starts again where it was saved last")
-        self.start(run)
+        self._waiting.append(run)
         return None
 
     def _connect(self) -> Any:
@@ -211,8 +228,11 @@ class RayRunner:
         return ray
 
     def _nodes(self) -> list[dict[str, Any]]:
-        """The living nodes that can make a run."""
+        """The living nodes that can make a run by their size."""
         return [node for node in self._ray.nodes() if node["Alive"] and self._room(node)]
+
+    def _good_nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._nodes() if node["NodeID"] in self._good]
 
     def _room(self, node: dict[str, Any]) -> int:
         has, options = node["Resources"], self._options
@@ -220,36 +240,60 @@ class RayRunner:
         return min(room, int(has.get("GPU", 0) // options.gpus)) if options.gpus else room
 
     def _count_room(self) -> None:
-        had, now = self.at_a_time, sum(map(self._room, self._nodes()))
+        had, now = self.at_a_time, sum(map(self._room, self._good_nodes()))
         self.at_a_time = min(now, self._options.jobs or now)
         if had and not now:
             self._say("no node is left that can make a run: waiting for one")
 
-    def _check_nodes(self, datasets: list[str]) -> None:
+    def _check_nodes(self) -> None:
         """Every node has this code and these data; else nothing starts."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         nodes = self._nodes()
         if not nodes:
             asked = f"{self._options.cpus} CPUs and {self._options.gpus:g} GPUs"
             raise UserError(f"--ray {self._options.address}: no node has {asked}; ask for less per run")
-        ask = self._ray.remote(_question(self._place, datasets, self._lock))
-        answers = [
-            ask.options(
-                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote()
-            for node in nodes
-        ]
-        for node, answer in zip(nodes, answers, strict=True):
-            name = node["NodeManagerHostname"]
-            try:
-                found = self._ray.get(answer, timeout=ASK_SECONDS)
-            except self._ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise UserError(f"node {name} cannot be asked what it has: {reason}") from None
-            if problem := difference(name, self._expected, found):
+        for answer, node in [(self._ask(node), node) for node in nodes]:
+            if problem := self._problem(node, answer):
                 raise UserError(problem)
+            self._good.add(node["NodeID"])
         self._count_room()
+
+    def _ask(self, node: dict[str, Any]) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        return self._question.options(num_cpus=0, scheduling_strategy=there).remote()
+
+    def _problem(self, node: dict[str, Any], answer: Any) -> str | None:
+        """Why a node cannot make the runs, by what it answers."""
+        name = node["NodeManagerHostname"]
+        try:
+            return difference(name, self._expected, self._ray.get(answer, timeout=ASK_SECONDS))
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1]
+            return f"node {name} cannot be asked what it has: {reason}"
+
+    def _take_in_nodes(self) -> None:
+        """Ask the nodes that joined; one that cannot make the runs is named and left out."""
+        asked = {node["NodeID"] for node in self._asked.values()}
+        for node in self._nodes():
+            if node["NodeID"] not in self._good | self._left_out | asked:
+                self._asked[self._ask(node)] = node
+        if not self._asked:
+            return
+        answered, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        for answer in answered:
+            node = self._asked.pop(answer)
+            problem = self._problem(node, answer)
+            (self._left_out if problem else self._good).add(node["NodeID"])
+            if problem:
+                self._say(f"{problem}; it is left out")
+
+    def _give_up_nodes(self) -> None:
+        """Take back runs that no living node may begin any more: Ray would wait for one for ever."""
+        living = {node["NodeID"] for node in self._good_nodes()}
+        for ref, (_, nodes) in self._flying.items():
+            if not nodes & living:
+                self._ray.cancel(ref, force=True)
 
     def _make_collector(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -177,7 +177,7 @@ def work(
     def make() -> None:
         nonlocal begun_at
         datasets = [key.removeprefix("data ") for key in expected if key.startswith("data ")]
-        # Asked again: this machine may have joined after the sweep had asked all.
+        # Asked again: something may have changed here since the sweep asked.
         problem = difference(platform.node(), expected, facts(place, datasets, lock))
         if problem is not None:
             raise UserError(problem)

@@ -22,6 +22,7 @@ from edge_hpcr.bench.run import has_budget, make_config, papers_options
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.csv")
 NOTHING = "–"  # noqa: RUF001 (an en dash, as tables of numbers have it)
@@ -101,7 +102,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
         **{key: value for key, value in learner.items() if key not in nested},
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
         **methods.method_class(learner["method"]).options_then(config["method_options"]),
-        "precision": learner["memory"]["precision"],
+        **{key: learner["memory"][key] for key in MEMORY_OPTIONS if key in learner["memory"]},
         **{key: config[key] for key in (*_CONDITIONS, "threads", "device") if key in config},
     }
 

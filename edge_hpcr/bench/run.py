@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ class Run:
         self.dataset = data.load(config.dataset, root)
         kind = methods.method_class(config.learner.method)
         if (
-            config.stream != "split"
+            config.stream == "blurry"
             and methods.create(kind.name, config.learner.method_options).needs_boundaries
         ):
             raise UserError(
@@ -155,8 +155,9 @@ class Run:
 
     def _make_stream(self, passes: int) -> SplitStream:
         config = self.config
-        if config.stream == "split" or passes:
-            return split(self.dataset, config.tasks, config.seed, config.limit, passes, config.validation)
+        if config.stream != "blurry" or passes:
+            options = (config.limit, passes, config.validation, config.stream == "longtail")
+            return split(self.dataset, config.tasks, config.seed, *options)
         # As many samples as the split stream with the same limit. Without one, half of the data: classes cannot be
         # imbalanced while all of every class is shown.
         samples = config.limit * config.tasks if config.limit else len(self.dataset.train_labels) // 2
@@ -177,18 +178,24 @@ class Run:
         return sum(-(-len(task.train) // self.samples_per_step) for task in self.stream.tasks)
 
     def run(
-        self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None, skip_done: bool = False
+        self,
+        bar_position: int = 0,
+        on_step: Callable[[Run], None] | None = None,
+        skip_done: bool = False,
+        anew: bool = False,
     ) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop.
 
-        With `skip_done`, a result that another process has written meanwhile is returned as it is.
+        With `skip_done`, a result that another process has written meanwhile is returned as it is. With `anew`, it begins
+        at the start also if an earlier process has begun it.
         """
-        lock = self.folder / f"{self.config.name}.lock"
-        with locked(lock, being_run(self.config), remove=True):
+        with locked_run(self.config, self.folder):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             if skip_done and (done := finished_result(self.config, self.folder)) is not None:
                 return done
+            if anew:
+                checkpoint.remove(self.checkpoint_path)
             self._continue_if_begun()
             try:
                 self._train(bar_position, on_step)
@@ -424,9 +431,18 @@ def make_config(
     return RunConfig(dataset, learner, info.tasks if tasks is None else tasks, seed, **run_options)
 
 
-def being_run(config: RunConfig) -> str:
-    """Why a run is refused whose lock is held."""
-    return f"{config.name} is being run by another process; wait, or choose another --out"
+def locked_run(config: RunConfig, out: Path) -> AbstractContextManager[None]:
+    """Keep other processes from making this run, or removing what there is of it; refused while one does."""
+    refusal = f"{config.name} is being run by another process; wait, or choose another --out"
+    return locked(out / f"{config.name}.lock", refusal, remove=True)
+
+
+def forget(config: RunConfig, out: Path, result: Path | None = None) -> None:
+    """Remove what an earlier run of this name left, or what was measured of it; refused while a process makes it."""
+    with locked_run(config, out):
+        (result or out / f"{config.name}.json").unlink(missing_ok=True)
+        checkpoint.remove(out / f"{config.name}.checkpoint")
+        (out / f"{config.name}.progress").unlink(missing_ok=True)
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:

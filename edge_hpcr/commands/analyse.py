@@ -11,10 +11,21 @@ from edge_hpcr.bench import analyses
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.analyses.contract import title_of
 from edge_hpcr.bench.analyses.runs import Runs
+from edge_hpcr.bench.local_runner import of_disk
 from edge_hpcr.bench.run import Interrupted
-from edge_hpcr.commands.cli import DatasetRoot, Device, Fresh, ResultFolder, Threads, make_writable, table
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.commands.cli import (
+    DatasetRoot,
+    Device,
+    Fresh,
+    ResultFolder,
+    Threads,
+    continues,
+    make_writable,
+    table,
+)
+from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.files import disk_errors, write_atomically
+from edge_hpcr.learner import checkpoint
 
 EXAMPLES = """
 examples:
@@ -58,8 +69,11 @@ def analyse(
     try:
         result = chosen.result("paper" if paper else "small", settings, needed)
     except (Interrupted, KeyboardInterrupt):
-        print("stopped and saved; the same command continues", file=sys.stderr)
+        print(f"stopped and saved; {continues(fresh)}", file=sys.stderr)
         return 1
+    except (OSError, checkpoint.CannotWrite) as error:
+        why = of_disk(error) if isinstance(error, OSError) else str(error)
+        raise Failed(f"{why}; {continues(fresh)}") from error
     path = out / f"{title_of(result)}.json"
     with disk_errors(f"cannot write {path}"):
         write_atomically(path, json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n")

@@ -6,17 +6,26 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import presets, report
-from edge_hpcr.bench.local_runner import DONE, HELD, INTERRUPTED, WRONG_INPUT, LocalRunner, run_here
+from edge_hpcr.bench.local_runner import (
+    DONE,
+    HELD,
+    INTERRUPTED,
+    WRONG_INPUT,
+    LocalRunner,
+    outcome,
+)
 from edge_hpcr.bench.run import (
+    Run,
     RunConfig,
     finished_result,
+    forget,
     interrupt,
     make_config,
     on_stop_signal,
@@ -30,6 +39,7 @@ from edge_hpcr.commands.cli import (
     ResultFolder,
     Threads,
     at_most_one,
+    continues,
     examples,
     make_writable,
     new_commands,
@@ -37,10 +47,11 @@ from edge_hpcr.commands.cli import (
 )
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
-from edge_hpcr.learner import backbones, checkpoint, methods
+from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
-from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
+from edge_hpcr.learner.memory_config import MemoryConfig
 from edge_hpcr.learner.precision import resolve_precision
 
 EXAMPLES = """
@@ -57,9 +68,8 @@ DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 _LEARNER_OPTIONS = (
     *("views", "stored_views", "replay", "nf", "tau", "optimiser", "lr", "proxy_lr", "imprint"),
-    *("batch_norm", "ema_decay"),
+    *("batch_norm", "ema_decay", "lr_decay"),
 )
-_MEMORY_OPTIONS = ("precision",)
 
 
 commands = new_commands()
@@ -67,7 +77,7 @@ commands = new_commands()
 
 def _settings_help() -> str:
     options = sorted({option for name in methods.names() for option in methods.method_class(name).options()})
-    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + _MEMORY_OPTIONS)}; methods: {', '.join(options)}"
+    return f"any other setting; learner: {', '.join(_LEARNER_OPTIONS + MEMORY_OPTIONS)}; methods: {', '.join(options)}"
 
 
 @commands.callback(invoke_without_command=True, epilog=examples(EXAMPLES))
@@ -91,7 +101,10 @@ def bench(
     ] = None,
     stream: Annotated[
         str,
-        Option(help="split: task by task; blurry: no tasks, classes overlap, come back and are imbalanced"),
+        Option(
+            help="split: task by task; longtail: the same, with up to 100 times as many images of one class as of another; "
+            "blurry: no tasks, classes overlap, come back and are imbalanced"
+        ),
     ] = "split",
     limit: Annotated[
         int | None, Option(min=1, metavar="N", help="train on at most N images per task")
@@ -143,10 +156,8 @@ def bench(
     runs = _configure(SimpleNamespace(**context.params))
     make_writable(out)
     data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
-    for run in runs:
-        if fresh:
-            (out / f"{run.name}.json").unlink(missing_ok=True)
-            checkpoint.remove(out / f"{run.name}.checkpoint")
+    for run in runs if fresh else []:
+        forget(run, out)
     waiting = [run for run in runs if finished_result(run, out) is None]
     for run in runs:
         if run not in waiting:
@@ -161,7 +172,7 @@ def bench(
         return 2
     if code != DONE:
         how = "stopped and saved" if code == INTERRUPTED else "a run died"
-        print(f"{how}; the same command continues", file=sys.stderr)
+        print(f"{how}; {continues(fresh)}", file=sys.stderr)
         return 1
     results = [result for run in runs if (result := finished_result(run, out)) is not None]
     print(report.table(results))
@@ -225,10 +236,10 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
             method_options[key] = value
         elif key in _LEARNER_OPTIONS:
             learner_options[key] = value
-        elif key in _MEMORY_OPTIONS:
+        elif key in MEMORY_OPTIONS:
             memory_options[key] = value
         else:
-            known = sorted({*method_fields, *_LEARNER_OPTIONS, *_MEMORY_OPTIONS})
+            known = sorted({*method_fields, *_LEARNER_OPTIONS, *MEMORY_OPTIONS})
             raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
     for options, config in (
         (method_options, kind.Config),
@@ -272,20 +283,26 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
 
 
 def _check_types(options: dict[str, Any], config: type) -> None:
-    """Each option is of the type that its field's default has."""
-    declared = {field.name: field for field in fields(config)}
+    """Each option is of its field's type."""
+    declared, types = {field.name: field for field in fields(config)}, get_type_hints(config)
     for key, value in options.items():
-        default = declared[key].default
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
-        if not fits and not (value is None and "None" in str(declared[key].type)):
-            raise UserError(f"--set {key}={value}: {key} is a {type(default).__name__}, like {default}")
+        kinds = get_args(types[key]) or (types[key],)
+        fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            named, default = " or ".join(kind.__name__ for kind in kinds), declared[key].default
+            raise UserError(f"--set {key}={value}: {key} is a {named}, like {default}")
 
 
 def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> int:
     """DONE, or the code of the first run that did not come to its end."""
     if len(runs) <= 1 or jobs == 1:
-        return next((code for run in runs if (code := run_here(run, out, root)) != DONE), DONE)
+        for run in runs:
+            code, cause = outcome(Run(run, out, root).run)
+            if cause:
+                print(f"edge_hpcr: {cause}", file=sys.stderr)
+            if code != DONE:
+                return code
+        return DONE
     waiting, failed = list(runs), DONE
     try:
         with LocalRunner(out, root, jobs) as runner:
@@ -294,7 +311,7 @@ def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> 
                     runner.start(waiting.pop(0))
                 for ended in runner.wait():
                     failed = failed or ended.code
-                    if ended.code in (WRONG_INPUT, HELD):
+                    if ended.cause:
                         print(f"edge_hpcr: {ended.cause}", file=sys.stderr)
     except KeyboardInterrupt:
         return INTERRUPTED

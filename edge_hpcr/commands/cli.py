@@ -37,6 +37,7 @@ COMMANDS = {
     "recover": (WORKSPACE, "mend a workspace, also one that has lost its journal"),
     "backup": (WORKSPACE, "copy a workspace to one file, also while it learns"),
     "restore": (WORKSPACE, "make a workspace from such a file"),
+    "devices": ("edge_hpcr.commands.devices", "list the devices that use a workspace's models"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),
@@ -54,6 +55,11 @@ DatasetRoot = Annotated[
 ]
 ResultFolder = Annotated[Path, typer.Option(metavar="DIR", help="where results go")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="forget an earlier run of the same name")]
+
+
+def continues(fresh: bool) -> str:
+    """How runs go on that were stopped."""
+    return f"the same command{' without --fresh' if fresh else ''} continues"
 
 
 def new_commands(**options: Any) -> typer.Typer:

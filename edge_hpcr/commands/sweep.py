@@ -17,13 +17,15 @@ from edge_hpcr.bench import presets, sweep_state
 from edge_hpcr.bench import sweep as asked
 from edge_hpcr.bench.local_runner import LocalRunner
 from edge_hpcr.bench.ray_runner import RayOptions, RayRunner
-from edge_hpcr.bench.run import RunConfig, interrupt, on_stop_signal
+from edge_hpcr.bench.run import RunConfig, forget, interrupt, on_stop_signal
 from edge_hpcr.bench.sweep_state import Row, Runner, Sweep
 from edge_hpcr.commands.bench import configure
 from edge_hpcr.commands.cli import (
     DatasetRoot,
     Device,
+    Fresh,
     ResultFolder,
+    continues,
     examples,
     make_writable,
     new_commands,
@@ -95,6 +97,7 @@ def sweep(
     root: DatasetRoot = None,
     out: ResultFolder = Path("runs"),
     dry_run: Annotated[bool, Option("--dry-run", help="list the runs and what is done, and stop")] = False,
+    fresh: Fresh = False,
 ) -> int:
     """Make many runs of the split benchmark: a list of them, each of which can be stopped and continued."""
     if ray is None:
@@ -104,6 +107,8 @@ def sweep(
     options = ["--device", device, *(["--threads", str(threads)] if threads else [])]
     runs = _runs(file, preset, datasets, seeds, options)
     if dry_run:
+        if fresh:
+            raise UserError("--dry-run changes nothing, and --fresh forgets runs: leave one of them out")
         _list_runs(Sweep(runs, out))
         return 0
     make_writable(out)
@@ -112,6 +117,8 @@ def sweep(
         with disk_errors(f"cannot write results to {out}", "make room, or choose another --out"):
             refusal = f"another sweep works in {out}: wait for it, or choose another --out"
             stack.enter_context(locked(out / sweep_state.LOCK, refusal, remove=True))
+            for run in runs if fresh else []:
+                forget(run, out)
         state = Sweep(runs, out)
         most = max(run.threads for run in runs)
         if ray is None:
@@ -119,7 +126,7 @@ def sweep(
         else:
             cluster = RayOptions(ray, cpus or most, gpus or 0.0, jobs, shared)
             runner = RayRunner(cluster, runs, out, root, sweep_state.LOCK, _say)
-        return _make(state, runner)
+        return _make(state, runner, continues(fresh))
 
 
 def _runs(
@@ -155,8 +162,8 @@ def _check_data(runs: list[RunConfig], root: Path | None, otherwise: str) -> Non
         data.load(name, root)
 
 
-def _make(state: Sweep, runner: Runner) -> int:
-    """Make the runs; returns the exit code."""
+def _make(state: Sweep, runner: Runner, how: str) -> int:
+    """Make the runs; returns the exit code. `how` says what to do to continue."""
     already = len(state.having(sweep_state.ENDED))
     if already:
         _say(f"{already} of {len(state.rows)} runs are done already")
@@ -164,7 +171,7 @@ def _make(state: Sweep, runner: Runner) -> int:
         with on_stop_signal(interrupt), _display(state, runner) as show, runner:
             state.make(runner, show)
     except KeyboardInterrupt:
-        _say("stopped and saved; the same command continues")
+        _say(f"stopped and saved; {how}")
         return 1
     state.look_elsewhere()
     held, failed = state.having(sweep_state.ELSEWHERE), state.having(sweep_state.FAILED)
@@ -172,7 +179,7 @@ def _make(state: Sweep, runner: Runner) -> int:
         names = ", ".join(row.name for row in held)
         _say(f"{len(held)} of the runs {_is_are(held)} being made by another process: {names}")
     if failed:
-        _say(f"{len(failed)} of {len(state.rows)} runs failed; the same command continues them")
+        _say(f"{len(failed)} of {len(state.rows)} runs failed; {how} them")
     done = len(state.having(sweep_state.ENDED))
     _say(f"{done} of {len(state.rows)} runs are done")
     return 0 if done == len(state.rows) else 1

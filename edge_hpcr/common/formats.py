@@ -108,4 +108,6 @@ MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an ex
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
+DEVICES: Format[sqlite3.Connection] = Format("devices")  # which of them use a workspace's models
+STAGED = Format[dict[str, Any]]("staged.json")  # a version for named devices only
 BACKUP = Format[dict[str, Any]]("backup")  # of a whole workspace, its list of files

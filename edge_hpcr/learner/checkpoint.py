@@ -30,6 +30,10 @@ class DamagedCheckpoint(UserError):
 INDEX = "checkpoint.json"
 
 
+class CannotWrite(UserError):
+    """The disk refused a checkpoint; the one before it is still there."""
+
+
 def _previous(folder: Path) -> Path:
     return folder.with_name(folder.name + ".previous")
 
@@ -90,7 +94,7 @@ def _put(folder: Path, fill: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = f"{reason_of(error)}; is there room, and a right to write?"
-        raise UserError(f"cannot write the checkpoint {folder}: {reason}") from error
+        raise CannotWrite(f"cannot write the checkpoint {folder}: {reason}") from error
 
 
 def _swap_in(temporary: Path, folder: Path) -> None:

@@ -38,6 +38,9 @@ class LearnerConfig:
     optimiser: str = "sgd"
     lr: float = 0.1
     proxy_lr: float | None = None  # None: as the rest of the network
+    lr_decay: int | None = (
+        None  # steps after which the learning rate has fallen to 0.7, later to 0.5, and so on
+    )
     imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
     batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
     ema_decay: float | None = 0.99
@@ -54,6 +57,8 @@ class LearnerConfig:
         for name in ("tau", "lr", "proxy_lr"):
             if name != "proxy_lr" or self.proxy_lr is not None:
                 check_positive(name, getattr(self, name))
+        if self.lr_decay is not None and self.lr_decay < 1:
+            raise UserError(f"lr_decay {self.lr_decay}: give a number of steps, or None for a constant rate")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UserError(f"ema_decay {self.ema_decay}: give a share below 1, or None for no average")
 

@@ -1,12 +1,13 @@
 """What the learner would say of samples that it has not seen, asked of small copies that learn from parts of the memory.
 
 Held-out samples answer the same better, but there are few of them while there are few labels. With a frozen trunk a copy
-learns in a second, so it is done in idle time, a step at a time.
+learns in a second, so it is done in idle time, a step at a time. Samples that look alike are left out together: a copy that
+has learned the one would know the other by heart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,17 +31,23 @@ class LeftOut:
 
 
 class CrossValidation:
-    """One cross-validation of a learner's memory as it is now; `advance` until `result` is there."""
+    """One cross-validation of a learner's memory as it is now; `advance` until `result` is there.
 
-    def __init__(self, learner: Learner) -> None:
+    `groups` gives samples, by their ids, the numbers of groups that are not to be divided; without it each stands alone.
+    """
+
+    def __init__(self, learner: Learner, groups: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
         labels = learner.memory.labels()
         order = np.random.default_rng(learner.step).permutation(len(labels))[:MOST_SAMPLES]
-        order = order[np.argsort(labels[order], kind="stable")]  # so that folds share every class
+        alike = groups(learner.memory.ids()[order]) if groups else np.arange(len(order))
+        sorted_places = np.lexsort((alike, labels[order]))  # so that folds share every class
+        order, alike = order[sorted_places], alike[sorted_places]
         self._inputs, self._columns = learner.memory.at(order).inputs, labels[order]
+        begins = np.flatnonzero(np.diff(alike, prepend=-1) | np.diff(self._columns, prepend=-1))
+        self._folds = np.searchsorted(begins, np.arange(len(order)), side="right") % FOLDS
         # A copy that has learned less than the learner is less sure, and one that has learned more is surer. In the steps
         # that took the labels, the learner had half of the samples on average.
         self._rehearsals = min(MOST_STEPS, (learner.step + 1) // 2)
-        self._folds = np.arange(len(order)) % FOLDS
         self._class_ids = tuple(learner.class_ids)
         self._config = replace(
             learner.config, memory=MemoryConfig(samples=MOST_SAMPLES, codec=learner.memory.config.codec)

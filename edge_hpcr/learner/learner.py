@@ -8,12 +8,11 @@ their arrival.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,21 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import get_total_norm
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner import methods, saving, step
 from edge_hpcr.learner.augment import augment
-from edge_hpcr.learner.backbones import NoBackbone
 from edge_hpcr.learner.checks import check_images, check_inputs, whole_numbers
 from edge_hpcr.learner.config import LearnerConfig, build_network, resolve_device, suited_memory
 from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
-from edge_hpcr.learner.methods import Batch, Records, StepView
+from edge_hpcr.learner.methods import Batch, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import Optimiser, WeightAverage
-from edge_hpcr.learner.precision import computing_in, resolve_precision
-from edge_hpcr.learner.transfers import read_back, send
+from edge_hpcr.learner.precision import resolve_precision
+from edge_hpcr.learner.reports import LossNotFinite, Prediction, StepReport
 
 __all__ = [
     "Learner",
@@ -49,46 +46,6 @@ __all__ = [
 ]
 PREDICTION_BATCH = 256
 Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-class LossNotFinite(UserError):
-    """The step was not taken: weights, memory, random numbers and statistics are as before it.
-
-    A class that came with the batch stays known, with its first proxy.
-    """
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Row i answers for image i; column c of `scores` stands for class `class_ids[c]`."""
-
-    scores: np.ndarray  # probabilities, float32 [N, C]
-    similarity: np.ndarray  # cosine to the nearest proxy, float32 [N]
-    class_ids: np.ndarray  # int64 [C]
-
-    @property
-    def best(self) -> np.ndarray:
-        """The most probable class id of each image."""
-        return self.class_ids[self.scores.argmax(1)]
-
-
-@dataclass(frozen=True)
-class StepReport:
-    step: int
-    loss: float
-    correct: int  # of the incoming images, as this step's forward pass classified them before it learned them
-    replayed: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What the host knows of a step on the device, read before anything is changed by it."""
-
-    loss: float
-    correct: int
-    logits: np.ndarray  # of the incoming samples themselves
-    features: np.ndarray  # likewise: of length one, as the memory keeps them; empty if it keeps none
 
 
 def _exclusive(call: Call) -> Call:
@@ -139,7 +96,7 @@ class Learner:
         self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
         if config.ema_decay is not None:
             self.average = WeightAverage(self.network, config.ema_decay)
-        self._changed()
+        self.changed()
         if self.memory.reserved:
             self.memory.check_holds(1)  # beside what the method keeps
 
@@ -160,7 +117,7 @@ class Learner:
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.method.add_class()
         self.class_ids.append(class_id)
-        self._changed()
+        self.changed()
         self._extend_records(len(self.class_ids) - 1)
         return len(self.class_ids) - 1
 
@@ -183,7 +140,7 @@ class Learner:
         self.optimiser.follow_proxies(kept)
         self.method.drop_class(column)
         del self.class_ids[column]
-        self._changed()
+        self.changed()
         return removed
 
     @_exclusive
@@ -193,7 +150,7 @@ class Learner:
         column = self.add_class(class_id) if is_new else self.column(class_id)
         if not self.method.uses_memory or not self.memory.relabel(sample_id, column):
             return False
-        self._changed()
+        self.changed()
         if is_new and self.config.imprint:
             own = self.memory.at(np.flatnonzero(self.memory.ids() == sample_id))
             self._imprint(own.inputs, own.labels, [column])
@@ -202,7 +159,7 @@ class Learner:
     @_exclusive
     def forget(self, sample_id: int) -> bool:
         """Remove a sample from memory; the weights keep what they learned from it. False when it is not held."""
-        self._changed()
+        self.changed()
         return self.method.uses_memory and self.memory.remove(sample_id)
 
     def column(self, class_id: int) -> int:
@@ -210,7 +167,7 @@ class Learner:
             raise UserError(f"unknown class {class_id}: the learner knows {self.class_ids or 'none yet'}")
         return self.class_ids.index(class_id)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """What was made of the weights or the memory is out of date; and the method may keep more or less."""
         self._classifiers.clear()
         if self.method.uses_memory:
@@ -261,7 +218,7 @@ class Learner:
             )
         self.method.take_in(self.view, features, labels)
         self._average_proxies_follow()
-        self._changed()
+        self.changed()
         self.step += 1
         correct = int((logits.argmax(1) == labels).sum())
         return StepReport(self.step - 1, float(loss), correct, 0, time.perf_counter() - begun)
@@ -280,7 +237,7 @@ class Learner:
         features = self.network.features(self._plain(inputs))
         self.method.take_out(self.view, features, torch.tensor(columns, device=self.device))
         self._average_proxies_follow()
-        self._changed()
+        self.changed()
         return True
 
     def _average_proxies_follow(self) -> None:
@@ -335,12 +292,11 @@ class Learner:
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        held = len(self.memory)
-        if not held:
+        if not len(self.memory):
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
-            slots = self.rng.choice(held, size=min(2 * max(1, self.config.replay), held), replace=False)
+            slots = self.memory.choose(2 * max(1, self.config.replay))
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
@@ -351,7 +307,7 @@ class Learner:
     def end_task(self) -> None:
         """Tell the method that a task has ended. A benchmark knows; most methods do not ask."""
         self.method.end_task(self.view)
-        self._changed()
+        self.changed()
 
     def _step(
         self,
@@ -362,11 +318,11 @@ class Learner:
         begun = time.perf_counter()
         with self._undone_on_error():
             inputs, columns, replay = choose()
-            batch = self._forward(inputs, columns, replay)
-            outcome = self._read(batch, *self._backward(batch), len(inputs))
-            offer = self._offer(inputs, columns, batch, outcome, ids) if remember else None
+            batch = step.forward(self, inputs, columns, replay, ids)
+            outcome = step.read(self, batch, *step.backward(self, batch))
+            offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
-        self.optimiser.step()
+        self.optimiser.step(self._rate())
         if self.average is not None:
             self.average.update(self.network, self.step)
         if remember:
@@ -375,9 +331,14 @@ class Learner:
             self.memory.admit(offer)
         self.step += 1
         self.method.after_step(self.view, batch)
-        self._changed()
+        self.changed()
         seconds = time.perf_counter() - begun
         return StepReport(self.step - 1, outcome.loss, outcome.correct, len(replay.ids), seconds)
+
+    def _rate(self) -> float:
+        """The learning rate's share that is left: it falls with the root of the steps, as nobody knows how many will come."""
+        decay = self.config.lr_decay
+        return 1.0 if decay is None else (1 + self.step / decay) ** -0.5
 
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:
@@ -389,14 +350,15 @@ class Learner:
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Leave random numbers, batch-norm statistics and gradients as they were when the step cannot be taken."""
-        random_state = self.rng.bit_generator.state
+        """Leave draws, batch-norm statistics and gradients as they were when the step cannot be taken."""
+        random_state, drawn = self.rng.bit_generator.state, self.memory.drawn()
         buffers = list(self.network.buffers())
         before = torch._foreach_clone(buffers) if buffers else []
         try:
             yield
         except BaseException:
             self.rng.bit_generator.state = random_state
+            self.memory.undraw(drawn)
             for buffer, good in zip(buffers, before, strict=True):
                 buffer.copy_(good)
             self.network.zero_grad(set_to_none=True)
@@ -432,81 +394,8 @@ class Learner:
         """The samples themselves, not their augmented views, on the device."""
         return self.view.plain(inputs)
 
-    def _other_views(self, inputs: np.ndarray, plain: Tensor) -> Tensor:
-        """An augmented view of each sample: made here of an image, drawn among those kept of latents."""
-        if not self._latents or self.config.stored_views == 1:
-            return self._another_view(plain)
-        chosen = self.rng.integers(1, self.config.stored_views, len(inputs))
-        return self.to_device(inputs[np.arange(len(inputs)), chosen])
-
-    def _forward(self, inputs: np.ndarray, columns: np.ndarray, replay: Replay) -> Batch:
-        """The incoming and the replayed group through the network, each followed by its augmented views."""
-        views = 2 if self.config.views else 1
-        every = np.concatenate([inputs, replay.inputs])
-        plain = self._plain(every)
-        shown = [plain, self._other_views(every, plain)] if self.config.views else [plain]
-        split = [len(inputs), len(replay.ids)]
-        parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
-        rows = torch.cat(parts)
-        if rows.dim() == 4:
-            rows = rows.contiguous(memory_format=torch.channels_last)
-        groups = [views * size for size in split if size]
-        # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
-        joint = self.config.batch_norm == "joint" or 1 in groups
-        self.network.train(len(rows) > 1)
-        with computing_in(self.config.compute, self.device):
-            features = self.network.features(rows, None if joint else groups).float()
-
-        def repeated(array: np.ndarray) -> Tensor:
-            # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
-            return send(torch.cat([torch.from_numpy(array)] * views), self.device)
-
-        return Batch(
-            inputs=rows,
-            logits=self.network.logits(features),
-            features=features,
-            sketches=self.network.backbone.sketch(features) if self.method.stores_features else features,
-            labels=torch.cat([repeated(columns), repeated(replay.labels)]),
-            incoming_rows=views * len(columns),
-            distinct_samples=sum(split),
-            records=Records(repeated(replay.logits), repeated(replay.features), repeated(replay.known)),
-            step=self.step,
-            tau=self.config.tau,
-        )
-
-    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradients of the batch's loss, as the method wants them; returns the loss and the gradients' norm."""
-        loss = self.method.loss(batch)
-        parameters = list(self.network.parameters())
-        for parameter in parameters:
-            parameter.grad = None
-        loss.backward()
-        self.method.adjust_gradients(self.view, batch)
-        return loss.detach(), get_total_norm([p.grad for p in parameters if p.grad is not None])
-
-    @torch.no_grad()
-    def _read(self, batch: Batch, loss: Tensor, norm: Tensor, count: int) -> _Outcome:
-        """What the step came to; refuses it if it cannot be taken. Until here a GPU has been given work and no question."""
-        logits = batch.logits[:count]
-        correct = (logits.argmax(1) == batch.labels[:count]).sum()
-        # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-        features = F.normalize(batch.sketches[: count if self.method.stores_features else 0], dim=1)
-        loss_there, norm_there, correct_there, *rows = read_back([loss, norm, correct, logits, features])
-        # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
-        if not math.isfinite(loss_there + norm_there):
-            raise LossNotFinite(
-                f"the loss is {float(loss_there)} and its gradient's norm {float(norm_there)} at step {self.step}: the "
-                f"step was not taken; lower the learning rate ({self.config.lr}), or continue from an older checkpoint"
-            )
-        return _Outcome(float(loss_there), int(correct_there), *rows)
-
     def _offer(
-        self,
-        inputs: np.ndarray,
-        columns: np.ndarray,
-        batch: Batch,
-        outcome: _Outcome,
-        ids: np.ndarray | None,
+        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, outcome: step.Outcome
     ) -> Offer | None:
         """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
         if not self.method.uses_memory:
@@ -514,7 +403,7 @@ class Learner:
         logits = outcome.logits if self.method.stores_logits else None
         features = outcome.features if self.method.stores_features else None
         slots = self.method.choose_slots(self.view, batch)
-        return self.memory.offer(inputs, columns, logits, features, ids, slots)
+        return self.memory.offer(inputs, columns, logits, features, batch.ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:
@@ -526,13 +415,13 @@ class Learner:
         else:
             self.average.decay = decay
         self.config = replace(self.config, ema_decay=decay)
-        self._changed()
+        self.changed()
 
     @_exclusive
     def resize_memory(self, config: MemoryConfig) -> None:
         """Change the memory's budget and encoding; what no longer fits leaves at random."""
         self.memory.resize(suited_memory(config, self.method))
-        self._changed()
+        self.changed()
 
     # Predicting ---------------------------------------------------------------------------------------------------
 
@@ -573,34 +462,7 @@ class Learner:
     @_exclusive
     def save(self, folder: Path, notes: dict[str, Any] | None = None) -> None:
         """The whole learner as a folder; `notes` come back from `load` (a benchmark keeps its progress there)."""
-        tensors = {
-            "network": self.network.state_dict(),
-            "optimiser": self.optimiser.state(),
-            "method": self.method.state(),
-        }
-        if self.average is not None:
-            tensors["average"] = self.average.network.state_dict()
-        arrays = {
-            group: {name: tensor.detach().cpu().numpy() for name, tensor in members.items()}
-            for group, members in tensors.items()
-        }
-        arrays["memory"], memory_facts = self.memory.state()
-        trunk = self.network.backbone.trunk
-        facts = {
-            "config": asdict(self.config),
-            "method_options": self.method.config_dict(),
-            "class_ids": self.class_ids,
-            "step": self.step,
-            "rng": self.rng.bit_generator.state,
-            "memory": memory_facts,
-            "strides": {
-                group: {name: _dense_strides(tensor) for name, tensor in members.items()}
-                for group, members in tensors.items()
-            },
-            "trunk": trunk.sha256 if trunk else None,
-            "notes": notes or {},
-        }
-        checkpoint.write(Path(folder), arrays, facts)
+        saving.save(self, Path(folder), notes or {})
 
     @classmethod
     def load(
@@ -610,59 +472,4 @@ class Learner:
 
         `weights` is where the backbone's file is now, if it has moved.
         """
-        arrays, facts = checkpoint.read(Path(folder))
-        facts["config"]["weights"] = weights or facts["config"].get("weights")
-        try:
-            return cls._restored(arrays, facts, device), facts["notes"]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            # Every file is as it was written, so another version wrote it.
-            raise UserError(f"checkpoint {folder} is of another version of the learner ({error})") from error
-
-    @classmethod
-    def _restored(
-        cls, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any], device: str | torch.device
-    ) -> Learner:
-        config = LearnerConfig.from_dict(facts["config"])
-        # All options as they were, whatever their defaults are now.
-        stored = facts.get("method_options", config.method_options)
-        options = methods.method_class(config.method).options_then(stored)
-        learner = cls(replace(config, method_options=options), device)
-        learner.config = replace(learner.config, method_options=config.method_options)
-        trunk, learned = learner.network.backbone.trunk, facts.get("trunk")
-        if learned and (trunk is None or trunk.sha256 != learned):
-            raise NoBackbone(
-                f"the weights of the backbone {learner.config.backbone} here are not those it learned with (SHA-256 "
-                f"{learned[:12]}…): install the same ones"
-            )
-        learner.class_ids = [int(class_id) for class_id in facts["class_ids"]]
-        learner.step = facts["step"]
-        learner.rng.bit_generator.state = facts["rng"]
-        learner.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], learner.rng)
-
-        def tensors(group: str) -> dict[str, Tensor]:
-            strides = facts.get("strides", {}).get(group, {})  # the first checkpoints have none
-            return {name: _tensor(a, strides.get(name), learner.device) for name, a in arrays[group].items()}
-
-        learner.network.take_over(tensors("network"))
-        if learner.average is not None:
-            learner.average.network.take_over(tensors("average"))
-        learner.optimiser.follow_proxies(kept=[])
-        learner.optimiser.load_state(tensors("optimiser"))
-        learner.method.load_state(tensors("method"))
-        learner._changed()
-        return learner
-
-
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's strides; those of a copy without gaps and shared elements if it has any."""
-    return torch.empty_like(tensor, device="meta").stride()
-
-
-def _tensor(array: np.ndarray, strides: Sequence[int] | None, device: torch.device) -> Tensor:
-    """The array in fresh memory of PyTorch's, in the layout that it had.
-
-    Which kernel computes a tensor, and so the last bits of the result, depends on its layout and alignment.
-    """
-    source = torch.from_numpy(array)
-    fresh = torch.empty_strided(source.shape, strides or source.stride(), dtype=source.dtype, device=device)
-    return fresh.copy_(source)
+        return saving.load(cls, Path(folder), device, weights)

@@ -148,3 +148,9 @@ def scd(features: Tensor, old_features: Tensor, eligible: Tensor, tau: float) ->
     # A lone eligible row has no pair: its softmax runs over nothing but masked entries.
     has_pair = eligible & (eligible.sum() > 1)
     return torch.where(has_pair, cross_entropy, 0.0).mean()
+
+
+def teacher_divergence(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Mean over the rows of `KL(teacher || student)`, over all classes (MKD, Michel et al. 2024)."""
+    target = F.log_softmax(teacher, dim=1)
+    return F.kl_div(F.log_softmax(logits, dim=1), target, reduction="batchmean", log_target=True)

@@ -9,68 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.checks import check_inputs, whole_numbers
-from edge_hpcr.learner.codec import DEFAULT_QUALITY, FLOAT, LATENT, LOSSY_CODECS, check_codec, typical_bytes
-from edge_hpcr.learner.rows import (
-    InputStore,
-    Rows,
-    check_array,
-    input_store,
-    slot_overhead,
-    stored_bytes,
-    to_precision,
-)
-
-MAX_CLASSES = 65535  # labels and `known` are uint16
-
-_PRECISIONS: dict[str, np.dtype] = {"float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
-_HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
-
-
-@dataclass(frozen=True)
-class MemoryConfig:
-    """The budget (exactly one of `samples` and `bytes`) and how a sample is kept."""
-
-    samples: int | None = None
-    bytes: int | None = None
-    codec: str = "raw"
-    quality: int = DEFAULT_QUALITY
-    precision: str = "float16"
-
-    def __post_init__(self) -> None:
-        if (self.samples is None) == (self.bytes is None):
-            raise UserError("the memory needs exactly one budget: a number of samples or a number of bytes")
-        budget = self.samples if self.bytes is None else self.bytes
-        if not isinstance(budget, int) or budget < 1:
-            raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
-        one_of("precision", self.precision, _PRECISIONS)
-        check_codec(self.codec, self.quality)
-
-    @property
-    def encoding(self) -> tuple[str, int | None]:
-        """What decides the bytes of an input."""
-        return self.codec, self.quality if self.codec in LOSSY_CODECS else None
-
-    def capacity(self, row_bytes: int, reserved: int = 0) -> int:
-        """How many rows of this size the budget holds, beside bytes that are not the memory's."""
-        return self.samples if self.samples is not None else max(0, (self.bytes or 0) - reserved) // row_bytes
-
-    def exceeded_by(self, count: int, total_bytes: int) -> bool:
-        return count > self.samples if self.samples is not None else total_bytes > (self.bytes or 0)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Rows drawn from the memory; row i of every field belongs to one and the same sample."""
-
-    slots: np.ndarray
-    ids: np.ndarray
-    inputs: np.ndarray  # images, or latents if the network has a trunk
-    labels: np.ndarray
-    logits: np.ndarray
-    features: np.ndarray
-    known: np.ndarray
+from edge_hpcr.learner.codec import FLOAT, LATENT
+from edge_hpcr.learner.drawing import Deck, least_used
+from edge_hpcr.learner.memory_config import MemoryConfig as MemoryConfig
+from edge_hpcr.learner.rows import Numbers, input_store, stored_bytes
+from edge_hpcr.learner.slots import MAX_CLASSES, Slots, slot_bytes
+from edge_hpcr.learner.slots import Replay as Replay
 
 
 @dataclass(frozen=True)
@@ -86,6 +32,18 @@ class Offer:
     slots: dict[int, int | None] | None  # where the method wants them; None: the reservoir decides
 
 
+@dataclass
+class _ClassStream:
+    """What a balanced memory knows of the samples of one class: how many came, and whether any had to leave."""
+
+    seen: int = 0
+    left: bool = False
+
+    def admits(self, held: int) -> float:
+        """The probability that the next one is taken in, of which one then leaves by chance (Vitter's reservoir)."""
+        return (held + 1) / (self.seen + 1) if self.left else 1.0
+
+
 class ReplayMemory:
     """A uniform random sample of the stream within a budget, whatever the samples' sizes.
 
@@ -95,6 +53,9 @@ class ReplayMemory:
     need not be stored: with `threshold` t the smallest key ever evicted, the k held keys are independent
     and uniform in (0, t). So a newcomer belongs to the memory with probability t, the largest of k keys
     is that of a uniformly chosen sample, and its value is distributed as t * U**(1/k).
+
+    With `keep="balanced"` whoever leaves is of the class that holds most, and each class is a reservoir of its own
+    (Chrysakis and Moens 2020): rare classes are kept whole while frequent ones share what is left.
 
     >>> memory = ReplayMemory(MemoryConfig(samples=2), (8, 8, 3), 0, False, np.random.default_rng(0))
     >>> memory.add_class()
@@ -121,32 +82,30 @@ class ReplayMemory:
         self._rng = rng
         self.num_classes = 0
         self._next_id = 0
-        self._count = 0
-        self._input_bytes = 0
-        precision = _PRECISIONS[config.precision]
-        self._heads = Rows((), _HEAD)
-        self._logits = Rows((0,), precision)
-        self._features = Rows((feature_size,), precision)
-        self._inputs = input_store(self.input_shape, config.codec, config.quality)
+        self._deck = Deck()
+        self._classes: list[_ClassStream] = []
+        self._slots = Slots(config, self.input_shape, feature_size)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
         exact = config.codec in ("raw", FLOAT, LATENT)
         self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._slots)
 
     # What it costs
 
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
-        slot = self._slot_bytes(self.config, self._logits.shape[0])
-        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot.items()}
+        slot = slot_bytes(self.config, self.feature_size, self._slots.logits.shape[0])
+        parts = {"image": self._slots.input_bytes} | {
+            kind: len(self._slots) * size for kind, size in slot.items()
+        }
         return parts | {"total": sum(parts.values())}
 
     def row_bytes(self, input_bytes: int | None = None) -> int:
         """The cost of one slot now, for an input of this many bytes or else for a typical one."""
         input_bytes = self._typical_input_bytes() if input_bytes is None else input_bytes
-        return self._fixed_bytes(self.config, self._logits.shape[0]) + input_bytes
+        return self._fixed_bytes(self.config, self._slots.logits.shape[0]) + input_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
@@ -155,9 +114,9 @@ class ReplayMemory:
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
         kept = int(np.prod(self.input_shape))
-        extra = self.feature_size + self._logits.shape[0]
+        extra = self.feature_size + self._slots.logits.shape[0]
         row = self.row_bytes()
-        plain = row - extra * _PRECISIONS[self.config.precision].itemsize
+        plain = row - extra * self._slots.logits.dtype.itemsize
         return {"numbers": (kept + extra) / kept, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
@@ -169,17 +128,14 @@ class ReplayMemory:
 
     def ids(self) -> np.ndarray:
         """The ids of the held samples, in the order of their slots."""
-        return self._held("id").copy()
+        return self._slots.held("id").copy()
 
     def labels(self) -> np.ndarray:
         """The class columns of the held samples, in the order of their slots."""
-        return self._held("label").astype(np.int64)
+        return self._slots.held("label").astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        return np.bincount(self._held("label"), minlength=self.num_classes)
-
-    def _held(self, field: str) -> np.ndarray:
-        return self._heads.head(self._count)[field]
+        return np.bincount(self._slots.held("label"), minlength=self.num_classes)
 
     # Learning
 
@@ -188,13 +144,16 @@ class ReplayMemory:
         if self.num_classes == MAX_CLASSES:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
-        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes + self.reserved):
+        fixed = self._fixed_bytes(self.config, self._slots.logits.shape[0] + int(self.stores_logits))
+        while self.config.exceeded_by(
+            len(self._slots), len(self._slots) * fixed + self._slots.input_bytes + self.reserved
+        ):
             self._evict()
-        self._trim()
+        self._slots.trim()
         self.num_classes += 1
+        self._classes.append(_ClassStream())
         if self.stores_logits:
-            self._logits.widen()
+            self._slots.logits.widen()
 
     def reserve(self, size: int) -> None:
         """Leave so many bytes of the budget to the method; samples leave if they no longer fit beside them."""
@@ -203,12 +162,11 @@ class ReplayMemory:
 
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
-        values = self._features.head(self._count).astype(np.float32) @ direction
-        for logits in self._logits.views(self._count):
-            logits[:, column], values = (
-                to_precision(values[: len(logits)], self._logits.dtype),
-                values[len(logits) :],
-            )
+        self._slots.logits.set_column(column, self._slots.features.values(len(self._slots)) @ direction)
+
+    def new_ids(self, count: int) -> np.ndarray:
+        """What so many samples would be called that come without ids of their own."""
+        return np.arange(self._next_id, self._next_id + count)
 
     def update(self, *batch: Any, **options: Any) -> None:
         """Offer a batch and admit what is drawn of it; the arguments are those of `offer`."""
@@ -233,59 +191,74 @@ class ReplayMemory:
         labels = whole_numbers(labels, count, "labels")
         if labels.max() >= self.num_classes:
             raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
-        if ids is None:
-            ids = np.arange(self._next_id, self._next_id + count)
-        ids = whole_numbers(ids, count, "ids")
-        logits = self._check_numbers(logits, (count, self._logits.shape[0]), "logits")
-        features = self._check_numbers(features, (count, self.feature_size), "features")
+        ids = whole_numbers(self.new_ids(count) if ids is None else ids, count, "ids")
+        logits = _checked_numbers(logits, count, self._slots.logits, "logits")
+        features = _checked_numbers(features, count, self._slots.features, "features")
         keys = self._rng.random(count)
-        # The threshold only falls while the batch is taken in, so no other sample can be admitted.
-        candidates = np.flatnonzero(keys < self.threshold).tolist() if slots is None else list(slots)
+        candidates = list(slots) if slots is not None else self._candidates(keys, labels)
         stored = {row: self._to_stored(inputs[row]) for row in candidates}
         return Offer(keys, ids, labels, logits, features, stored, slots)
+
+    def _candidates(self, keys: np.ndarray, labels: np.ndarray) -> list[int]:
+        """The rows that may be kept. What admits a sample only falls while the batch is taken in."""
+        if self.config.keep == "reservoir":
+            return np.flatnonzero(keys < self.threshold).tolist()
+        held = self.class_counts()
+        admits = np.array([self._classes[label].admits(held[label]) for label in labels.tolist()])
+        return np.flatnonzero(keys < admits).tolist()
 
     def admit(self, offer: Offer) -> None:
         """Take an offer into the reservoir, or into the slots that the method chose."""
         self.seen += len(offer.keys)
+        for label in offer.labels.tolist():
+            self._classes[label].seen += 1
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
         for row, stored in offer.inputs.items():
             head = (offer.ids[row], offer.labels[row], self.num_classes)
             values = head, stored, offer.logits[row], offer.features[row]
             if offer.slots is not None:
-                self._put(offer.slots[row], *values)
-            elif offer.keys[row] < self.threshold:
-                self._append(*values)
+                self._slots.put(offer.slots[row], *values)
+            elif self.config.keep == "balanced" or offer.keys[row] < self.threshold:
+                self._slots.put(None, *values)
                 self._shrink()
         self._shrink()
 
     # Replay
 
     def sample(self, k: int) -> Replay:
-        """`min(k, len)` distinct rows, each set of them equally likely."""
-        return self.at(self._rng.choice(self._count, size=min(k, self._count), replace=False))
+        """`min(k, len)` distinct rows, as `choose` draws them."""
+        return self.at(self.choose(k))
+
+    def choose(self, k: int) -> np.ndarray:
+        """The slots of `min(k, len)` distinct samples; each set of them is equally likely, unless `draw` says otherwise."""
+        if self.config.draw == "deck":
+            return self._deck.choose(self.labels(), k, self._rng)
+        if self.config.draw == "random":
+            return self._rng.choice(len(self._slots), size=min(k, len(self._slots)), replace=False)
+        uses = self._slots.uses()
+        slots = least_used(uses, k, self._rng)
+        uses[slots] += 1
+        self._slots.set_uses(uses)
+        return slots
+
+    def drawn(self) -> Any:
+        """What the next draw depends on beside the generator, for `undraw`."""
+        return [*self._deck.cards], self._slots.uses()
+
+    def undraw(self, drawn: Any) -> None:
+        """Take back the draws since `drawn`; no sample may have come or gone."""
+        self._deck.cards, uses = drawn
+        self._slots.set_uses(uses)
 
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
-        slots = np.asarray(slots, np.int64).reshape(-1)
-        self._check_slots(slots)
-        heads = self._heads.gather(slots)
-        return Replay(
-            slots=slots,
-            ids=heads["id"].copy(),
-            inputs=self._inputs.gather(slots),
-            labels=heads["label"].astype(np.int64),
-            logits=self._logits.gather(slots).astype(np.float32),
-            features=self._features.gather(slots).astype(np.float32),
-            known=heads["known"].astype(np.int64),
-        )
+        return self._slots.at(slots)
 
     def replace_input(self, slot: int, value: np.ndarray) -> None:
         """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
-        self._check_slots(np.array([slot]))
+        self._slots.check(np.array([slot]))
         check_inputs(value[None], self.input_shape, value.dtype != np.uint8)
-        stored = self._to_stored(value)
-        self._input_bytes += stored_bytes(stored) - stored_bytes(self._inputs.get(slot))
-        self._inputs.put(slot, stored)
+        self._slots.put_input(slot, self._to_stored(value))
         self._shrink()
 
     # Corrections by the user
@@ -297,20 +270,20 @@ class ReplayMemory:
     def relabel(self, sample_id: int, column: int) -> bool:
         """Correct the class of a sample; False when the memory does not hold it."""
         self._check_column(column)
-        slots = np.flatnonzero(self._held("id") == sample_id)
+        slots = np.flatnonzero(self._slots.held("id") == sample_id)
         for slot in slots.tolist():
-            self._heads.get(slot)["label"] = column
+            self._slots.relabel(slot, column)
         return len(slots) > 0
 
     def drop_class(self, column: int) -> int:
         """Forget a class, its samples and its column of the logits; later columns move down by one."""
         self._check_column(column)
         removed = self._remove_where("label", column)
-        for heads in self._heads.views(self._count):
-            heads["label"] -= heads["label"] > column
-            heads["known"] -= heads["known"] > column
+        self._slots.drop_class(column)
         if self.stores_logits:
-            self._logits.delete_column(column)
+            self._slots.logits.delete_column(column)
+        self._deck.drop_class(column)
+        del self._classes[column]
         self.num_classes -= 1
         return removed
 
@@ -324,35 +297,29 @@ class ReplayMemory:
             raise UserError(
                 f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
             )
-        store = input_store(self.input_shape, config.codec, config.quality) if recode else self._inputs
-        sizes = [stored_bytes(self._recoded(slot, store)) for slot in range(self._count)]
-        fixed = self._fixed_bytes(config, self._logits.shape[0])
-        mean = -(-sum(sizes) // len(sizes)) if sizes else typical_bytes(self.input_shape, config.codec)
+        store = self._slots.inputs
+        if recode:
+            store = input_store(self.input_shape, config.codec, config.quality, config.side)
+        sizes = [stored_bytes(self._slots.recoded(slot, store)) for slot in range(len(self._slots))]
+        fixed = self._fixed_bytes(config, self._slots.logits.shape[0])
+        mean = -(-sum(sizes) // len(sizes)) if sizes else config.typical_bytes(self.input_shape)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
         growth = config.capacity(fixed + mean, self.reserved) / max(1, self.planned_capacity())
         # Newcomers may fill the room that was won, at the share that it is of the old.
         self.threshold = min(1.0, self.threshold * max(1.0, growth))
-        total = sum(sizes) + self._count * fixed + self.reserved
-        while config.exceeded_by(self._count, total):
+        total = sum(sizes) + len(self._slots) * fixed + self.reserved
+        while config.exceeded_by(len(self._slots), total):
             slot = self._evict()
             total -= sizes[slot] + fixed
             sizes[slot] = sizes[-1]
             sizes.pop()
-        if recode:
-            self._recode(store)
-        for numbers in (self._logits, self._features):
-            numbers.cast(_PRECISIONS[config.precision])
+        self._slots.recode(config, store)
         self.config = config
-        self._trim()
 
     # Checkpoints
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and JSON-ready facts that `from_state` restores; the generator is the learner's to save."""
-        arrays = {name: np.ascontiguousarray(self._held(name)) for name in _HEAD.names or ()}
-        arrays["logits"] = self._logits.head(self._count)
-        arrays["features"] = self._features.head(self._count)
-        arrays |= self._inputs.arrays(self._count)
         meta = {
             "config": asdict(self.config),
             "image_shape": list(self.input_shape),
@@ -362,8 +329,10 @@ class ReplayMemory:
             "threshold": self.threshold,
             "seen": self.seen,
             "next_id": self._next_id,
+            "deck": self._deck.cards,
+            "classes": [asdict(each) for each in self._classes],
         }
-        return arrays, meta
+        return self._slots.arrays(), meta
 
     @classmethod
     def from_state(
@@ -377,106 +346,54 @@ class ReplayMemory:
             memory.threshold = float(meta["threshold"])
             memory.seen = int(meta["seen"])
             memory._next_id = int(meta["next_id"])
+            memory._deck = Deck(meta.get("deck"))  # older checkpoints have neither
+            known = meta.get("classes") or [{}] * memory.num_classes
+            memory._classes = [_ClassStream(**each) for each in known]
             if memory.stores_logits:
-                memory._logits = Rows((memory.num_classes,), memory._logits.dtype)
-            memory._fill(arrays)
+                memory._slots.logits = Numbers(memory.num_classes, config.logit_precision)
+            memory._slots.fill(arrays, memory.num_classes)
         except (KeyError, TypeError) as error:
             raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
         if config.exceeded_by(len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
             raise UserError("the saved memory contradicts its own budget: use an older checkpoint")
         return memory
 
-    def _fill(self, arrays: dict[str, np.ndarray]) -> None:
-        count = len(arrays["id"])
-        for name in _HEAD.names or ():
-            check_array(arrays[name], name, _HEAD[name], (count,))
-        for name, rows in (("logits", self._logits), ("features", self._features)):
-            check_array(arrays[name], name, rows.dtype, (count, *rows.shape))
-            if not np.isfinite(arrays[name]).all():
-                raise UserError(f"the saved memory's {name} are not finite: use an older checkpoint")
-        if count and max(arrays["label"].max() + 1, arrays["known"].max()) > self.num_classes:
-            raise UserError("the saved memory has labels outside its classes: use an older checkpoint")
-        inputs = self._inputs.unpack(arrays, count)
-        heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
-        for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
-            self._append(*row)
-
     # Insides
 
-    @property
-    def _columns(self) -> tuple[Rows | InputStore, ...]:
-        return self._heads, self._inputs, self._logits, self._features
-
-    def _put(self, slot: int | None, *row: Any) -> None:
-        """Replace the row in this slot; None adds one."""
-        if slot is None:
-            self._append(*row)
-            return
-        self._input_bytes += stored_bytes(row[1]) - stored_bytes(self._inputs.get(slot))
-        for column, value in zip(self._columns, row, strict=True):
-            column.put(slot, value)
-
-    def _append(self, *row: Any) -> None:
-        """Add a row: head, stored input, logits, features."""
-        for column, value in zip(self._columns, row, strict=True):
-            column.put(self._count, value)
-        self._count += 1
-        self._input_bytes += stored_bytes(row[1])
-
-    def _delete(self, slot: int) -> None:
-        last = self._count - 1
-        self._input_bytes -= stored_bytes(self._inputs.get(slot))
-        for column in self._columns:
-            column.put(slot, column.get(last))
-            # The spare page saves allocating anew each time a batch crosses the edge of a page and comes back.
-            column.trim(last, spare=1)
-        self._count = last
-
     def _shrink(self) -> None:
-        while self._count and self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
+        while len(self._slots) and self.config.exceeded_by(
+            len(self._slots), self._total_bytes() + self.reserved
+        ):
             self._evict()
 
     def _evict(self) -> int:
         """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
-        slot = int(self._rng.integers(self._count))
-        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
-        self._delete(slot)
+        slot = self._leaving()
+        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / len(self._slots))
+        self._classes[self._slots.label(slot)].left = True
+        self._slots.delete(slot)
         return slot
 
+    def _leaving(self) -> int:
+        """The slot whose sample has to leave: any, or any of the class that holds most."""
+        if self.config.keep == "reservoir":
+            return int(self._rng.integers(len(self._slots)))
+        largest = int(self.class_counts().argmax())
+        return int(self._rng.choice(np.flatnonzero(self._slots.held("label") == largest)))
+
     def _remove_where(self, field: str, value: int) -> int:
-        slots = np.flatnonzero(self._held(field) == value)
-        before = self._count
+        slots = np.flatnonzero(self._slots.held(field) == value)
+        before = len(self._slots)
         for slot in slots[::-1].tolist():
-            self._delete(slot)
+            self._slots.delete(slot)
         # What is left stands for a stream that is shorter by the same share.
         if len(slots):
-            self.threshold = min(1.0, self.threshold * before / self._count) if self._count else 1.0
-        self._trim()
+            self.threshold = min(1.0, self.threshold * before / len(self._slots)) if len(self._slots) else 1.0
+        self._slots.trim()
         return len(slots)
 
-    def _recoded(self, slot: int, store: InputStore) -> Any:
-        if store is self._inputs:
-            return store.get(slot)
-        return store.stored(self._inputs.gather(np.array([slot]))[0])
-
-    def _recode(self, store: InputStore) -> None:
-        # From the last slot, so that the old store gives its room back while the new inputs come.
-        fresh = []
-        for slot in range(self._count - 1, -1, -1):
-            fresh.append(self._recoded(slot, store))
-            self._inputs.trim(slot)
-        self._inputs, self._input_bytes = store, 0
-        for slot in range(self._count):
-            stored = fresh.pop()
-            store.put(slot, stored)
-            self._input_bytes += stored_bytes(stored)
-
-    def _trim(self) -> None:
-        for column in self._columns:
-            column.trim(self._count)
-
     def _to_stored(self, value: np.ndarray) -> Any:
-        stored = self._inputs.stored(value)
+        stored = self._slots.inputs.stored(value)
         size = self.row_bytes(stored_bytes(stored))
         if self.config.exceeded_by(1, size + self.reserved):
             budget = self.config.bytes
@@ -486,25 +403,18 @@ class ReplayMemory:
         return stored
 
     def _total_bytes(self) -> int:
-        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._input_bytes
+        return (
+            len(self._slots) * self._fixed_bytes(self.config, self._slots.logits.shape[0])
+            + self._slots.input_bytes
+        )
 
     def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
-        return sum(self._slot_bytes(config, columns).values())
-
-    def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
-        """What one slot costs besides its input's own bytes, by kind."""
-        item, label = _PRECISIONS[config.precision].itemsize, _HEAD["label"].itemsize
-        return {
-            "label": label,
-            "logits": columns * item,
-            "features": self.feature_size * item,
-            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
-        }
+        return sum(slot_bytes(config, self.feature_size, columns).values())
 
     def _typical_input_bytes(self) -> int:
-        if self._count:
-            return -(-self._input_bytes // self._count)
-        return typical_bytes(self.input_shape, self.config.codec)
+        if len(self._slots):
+            return -(-self._slots.input_bytes // len(self._slots))
+        return self.config.typical_bytes(self.input_shape)
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
         if config.capacity(row_bytes, self.reserved) < classes:
@@ -515,22 +425,21 @@ class ReplayMemory:
                 f"{classes} classes{beside}: raise the budget"
             )
 
-    def _check_slots(self, slots: np.ndarray) -> None:
-        if len(slots) and not 0 <= slots.min() <= slots.max() < self._count:
-            raise IndexError(f"slots must lie in 0..{self._count - 1}")
-
     def _check_column(self, column: int) -> None:
         if not 0 <= column < self.num_classes:
             raise UserError(f"class column {column} is outside the {self.num_classes} known classes")
 
-    def _check_numbers(self, values: np.ndarray | None, shape: tuple[int, int], name: str) -> np.ndarray:
-        if shape[1] == 0:
-            return np.empty(shape, np.float32)
-        if values is None:
-            raise UserError(f"the memory stores {name}, but the batch came without them")
-        values = np.asarray(values, np.float32)
-        if values.shape != shape:
-            raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
-        if not np.isfinite(values).all():
-            raise UserError(f"the batch's {name} are not finite: nothing was stored")
-        return to_precision(values, _PRECISIONS[self.config.precision])
+
+def _checked_numbers(values: np.ndarray | None, count: int, rows: Numbers, name: str) -> np.ndarray:
+    """So many rows as they are to be stored."""
+    shape = (count, *rows.shape)
+    if rows.shape[0] == 0:
+        return np.empty(shape, np.float32)
+    if values is None:
+        raise UserError(f"the memory stores {name}, but the batch came without them")
+    values = np.asarray(values, np.float32)
+    if values.shape != shape:
+        raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
+    if not np.isfinite(values).all():
+        raise UserError(f"the batch's {name} are not finite: nothing was stored")
+    return rows.precision.stored(values)

@@ -26,11 +26,12 @@ class Optimiser:
         self._steps: Counter[str] = Counter()
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, rate: float = 1.0) -> None:
+        """Follow the gradients, with this share of the learning rates."""
         parameters = dict(self._network.named_parameters())
         for lr, group in (
-            (self._proxy_lr, {"proxies": parameters.pop("proxies")}),
-            (self._lr, parameters),
+            (rate * self._proxy_lr, {"proxies": parameters.pop("proxies")}),
+            (rate * self._lr, parameters),
         ):
             moved = {name: each for name, each in group.items() if each.grad is not None}
             if self._moments is not None:

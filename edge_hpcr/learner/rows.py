@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
@@ -60,8 +62,48 @@ class Rows:
         """Give back the pages that `count` rows do not need, but for `spare` ones."""
         del self._pages[-(-count // self._page_rows) + spare :]
 
+
+@dataclass(frozen=True)
+class Precision:
+    """How a number is kept: as a float, or as a whole number of steps of a fixed size."""
+
+    dtype: np.dtype
+    step: float | None = None
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """Finite numbers; what the type cannot hold stays at its largest, never infinite."""
+        if self.step is None:
+            limit = np.finfo(self.dtype).max
+            return np.clip(values, -limit, limit).astype(self.dtype)
+        most = np.iinfo(self.dtype).max
+        return np.clip(np.rint(values / self.step), -most, most).astype(self.dtype)
+
+    def read(self, stored: np.ndarray) -> np.ndarray:
+        return stored.astype(np.float32) * np.float32(self.step or 1.0)
+
+
+class Numbers(Rows):
+    """Logits or features; `put` takes what `precision.stored` made of them, `gather` gives float32."""
+
+    def __init__(self, size: int, precision: Precision) -> None:
+        super().__init__((size,), precision.dtype)
+        self.precision = precision
+
+    def gather(self, slots: np.ndarray) -> np.ndarray:
+        return self.precision.read(super().gather(slots))
+
+    def values(self, count: int) -> np.ndarray:
+        """The first `count` rows as float32."""
+        return self.precision.read(self.head(count))
+
+    def set_column(self, column: int, values: np.ndarray) -> None:
+        """One number of each of the first `len(values)` rows."""
+        stored = self.precision.stored(values)
+        for page in self.views(len(stored)):
+            page[:, column], stored = stored[: len(page)], stored[len(page) :]
+
     def widen(self) -> None:
-        """One more column of zeros, in rows of one dimension."""
+        """One more column of zeros."""
         self.shape = (self.shape[0] + 1,)
         for number, page in enumerate(self._pages):
             self._pages[number] = np.pad(page, ((0, 0), (0, 1)))
@@ -71,20 +113,32 @@ class Rows:
         for number, page in enumerate(self._pages):
             self._pages[number] = np.delete(page, column, axis=1)
 
-    def cast(self, dtype: np.dtype) -> None:
-        self.dtype = dtype
+    def cast(self, precision: Precision) -> None:
         for number, page in enumerate(self._pages):
-            self._pages[number] = to_precision(page, dtype)
+            self._pages[number] = precision.stored(self.precision.read(page))
+        self.precision, self.dtype = precision, precision.dtype
 
 
 class RawImages(Rows):
-    """Images as they are: what is stored of an image is its pixels, uint8, or float32 where they are edited."""
+    """Images as they are: what is stored of an image is its pixels, uint8, or float32 where they are edited.
 
-    def __init__(self, shape: tuple[int, int, int], dtype: type = np.uint8) -> None:
+    Kept in another size than `shown`, they are shrunk on their way in and enlarged on their way out.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], shown: tuple[int, int, int], dtype: type = np.uint8
+    ) -> None:
         super().__init__(shape, np.dtype(dtype))
+        self._shown = shown
 
     def stored(self, image: np.ndarray) -> np.ndarray:
-        return image.astype(self.dtype)
+        return resized(image, self.shape).astype(self.dtype)
+
+    def gather(self, slots: np.ndarray) -> np.ndarray:
+        images = super().gather(slots)
+        if self._shown == self.shape:
+            return images
+        return np.array([resized(each, self._shown) for each in images]).reshape(-1, *self._shown)
 
     def arrays(self, count: int) -> dict[str, np.ndarray]:
         return {"images": self.head(count)}
@@ -97,14 +151,17 @@ class RawImages(Rows):
 class EncodedImages:
     """Images in a codec, each a bytes object of its own size; the same verbs as `RawImages`."""
 
-    def __init__(self, shape: tuple[int, int, int], codec: str, quality: int) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], shown: tuple[int, int, int], codec: str, quality: int
+    ) -> None:
         self.shape = shape
+        self._shown = shown
         self._codec = codec
         self._quality = quality
         self._blobs: list[bytes] = []
 
     def stored(self, image: np.ndarray) -> bytes:
-        return encode(image, self._codec, self._quality)
+        return encode(resized(image, self.shape), self._codec, self._quality)
 
     def put(self, slot: int, value: bytes) -> None:
         if slot == len(self._blobs):
@@ -116,9 +173,9 @@ class EncodedImages:
         return self._blobs[slot]
 
     def gather(self, slots: np.ndarray) -> np.ndarray:
-        images = np.empty((len(slots), *self.shape), np.uint8)
+        images = np.empty((len(slots), *self._shown), np.uint8)
         for position, slot in enumerate(slots.tolist()):
-            images[position] = decode(self._blobs[slot], self._codec, self.shape)
+            images[position] = resized(decode(self._blobs[slot], self._codec, self.shape), self._shown)
         return images
 
     def trim(self, count: int, spare: int = 0) -> None:
@@ -178,17 +235,33 @@ class Latents(Rows):
 InputStore = RawImages | EncodedImages | Latents
 
 
-def input_store(shape: tuple[int, ...], codec: str, quality: int) -> InputStore:
-    """For what the trainable part of a network sees: latents of this shape, or RGB images [H, W, 3]."""
+def input_store(shape: tuple[int, ...], codec: str, quality: int, side: int | None = None) -> InputStore:
+    """For what the trainable part of a network sees: latents of this shape, or RGB images [H, W, 3].
+
+    `side` is the longer side of an image as it is kept, if it is to be smaller.
+    """
     if codec == LATENT:
         return Latents(shape)
     if len(shape) != 3 or min(shape) < 1 or shape[2] != 3:
         raise UserError(f"the memory keeps RGB images [H, W, 3], not {list(shape)}")
-    height, width, _ = shape
-    image = (height, width, 3)
+    shown, kept = (shape[0], shape[1], 3), kept_shape(shape, side)
     if codec in ("raw", FLOAT):
-        return RawImages(image, np.float32 if codec == FLOAT else np.uint8)
-    return EncodedImages(image, codec, quality)
+        return RawImages(kept, shown, np.float32 if codec == FLOAT else np.uint8)
+    return EncodedImages(kept, shown, codec, quality)
+
+
+def kept_shape(shape: tuple[int, ...], side: int | None) -> tuple[int, int, int]:
+    """Of an image whose longer side is kept with at most `side` pixels."""
+    share = 1.0 if side is None else min(1.0, side / max(shape[:2]))
+    return max(1, round(share * shape[0])), max(1, round(share * shape[1])), 3
+
+
+def resized(image: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The image with so many pixels: means of areas when it shrinks, interpolated when it grows."""
+    if image.shape == shape:
+        return image
+    how = cv2.INTER_AREA if shape[0] * shape[1] < image.shape[0] * image.shape[1] else cv2.INTER_CUBIC
+    return cv2.resize(image, (shape[1], shape[0]), interpolation=how)
 
 
 def slot_overhead(codec: str) -> int:
@@ -198,12 +271,6 @@ def slot_overhead(codec: str) -> int:
 
 def stored_bytes(stored: Any) -> int:
     return len(stored) if isinstance(stored, bytes) else stored.nbytes
-
-
-def to_precision(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Cast finite numbers; what the smaller type cannot hold stays at its largest, never infinite."""
-    limit = np.finfo(dtype).max
-    return np.clip(values, -limit, limit).astype(dtype)
 
 
 def check_array(array: np.ndarray, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:

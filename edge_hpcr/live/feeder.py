@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import Answer
-from edge_hpcr.live.saving import trim_queue
+from edge_hpcr.live.saving import is_disk_full, make_room
 from edge_hpcr.stream import EndOfStream, Frame, Stream
 from edge_hpcr.stream.gate import Gate, perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
@@ -21,10 +21,8 @@ from edge_hpcr.workspace.sample_files import shrink
 
 LABELS_AT_ONCE = 10  # of a labelled source: one flush to disk for all of them
 MOST_WAITING = 200  # labels that are not learned yet; beyond it a labelled source waits for the learner
-LARGEST_IMAGE = 1_000_000  # bytes; a stored image has 512 pixels a side at most
 DISK_SECONDS = 1.0  # between two looks at how much is stored
 COUNTS_SECONDS = 5.0  # between two writings of the gate's counts
-ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
 REMEMBERED = 512  # hashes of what was queued or labelled before this source
 DISK_IS_FULL = "the disk budget is full of needed images: new frames are no longer queued; raise disk_bytes or delete samples"
 
@@ -174,7 +172,7 @@ class Feeder:
         if verdict != "queue":
             return Seen(frame, hash64, verdict, answer)
         try:
-            self._make_room()
+            make_room(self.workspace)
             sample_id = self.workspace.take(image, frame.origin, frame.digest, hash64, answer.priority)
         except UserError:
             self._gate.withdraw()
@@ -184,21 +182,13 @@ class Feeder:
         self._ask_disk_at = 0.0
         return Seen(frame, hash64, verdict, answer, sample_id)
 
-    def _make_room(self) -> None:
-        settings = self.workspace.settings
-        counts = self.workspace.journal.counts()
-        largest = settings.queue_bytes // 10
-        if counts.queued >= settings.queue_samples or counts.queued_bytes + largest > settings.queue_bytes:
-            trim_queue(self.workspace, min(ROOM, 1 + settings.queue_samples // 10), 2 * largest)
-
     def _disk_is_full(self) -> bool:
         """Unlabelled frames are not worth dropping anything else for."""
-        settings = self.workspace.settings
         # Asked of every frame, so the journal is asked only when something has been taken since, or now and then.
         if time.monotonic() >= self._ask_disk_at:
             self._ask_disk_at = time.monotonic() + DISK_SECONDS
             self._image_bytes = self.workspace.journal.counts().image_bytes
-        return self._image_bytes + min(LARGEST_IMAGE, settings.disk_bytes // 10) > settings.disk_bytes
+        return is_disk_full(self.workspace.settings, self._image_bytes)
 
     def _skipped(self, frame: Frame, hash64: int, reason: str) -> Seen:
         self._counts[f"skipped_{reason}"] += 1

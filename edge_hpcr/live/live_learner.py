@@ -433,6 +433,14 @@ class LiveLearner:
         """Whether idle time is still used to find out how sure the answers may be."""
         return bool(self.workspace.settings.idle_share) and self.self_test.is_validating
 
+    @property
+    def progress(self) -> float | None:
+        """How much of the rehearsal after the last label is done; None when there is nothing left to do."""
+        if self.phase == "learning" or not self.caught_up:
+            return 0.0
+        steps = self.workspace.settings.idle_steps
+        return 1 - self.idle_steps_left / steps if self.idle_steps_left and steps else None
+
     def _validates(self) -> bool:
         begun = time.monotonic()
         worked = self.self_test.validate()

@@ -15,7 +15,10 @@ from edge_hpcr.workspace.recover import backup_journal
 if TYPE_CHECKING:
     from edge_hpcr.live.live_learner import LiveLearner
     from edge_hpcr.workspace.folder import Workspace
+    from edge_hpcr.workspace.settings import Settings
 
+LARGEST_IMAGE = 1_000_000  # bytes; a stored image has 512 pixels a side at most
+ROOM = 20  # samples that leave a full queue at once, since ranking it takes time
 FILLED_AGAIN_TO = 0.9  # of the disk budget, so that the frames until the next checkpoint find room
 
 
@@ -77,6 +80,19 @@ def tidy(workspace: Workspace, in_memory: Collection[int], held_out: Collection[
             dropped.append(row.id)
             excess -= row.bytes
     return len(workspace.forget_images(dropped, covered))
+
+
+def make_room(workspace: Workspace) -> None:
+    """Let the least informative samples leave a queue that another one would fill."""
+    settings, counts = workspace.settings, workspace.journal.counts()
+    largest = settings.queue_bytes // 10
+    if counts.queued >= settings.queue_samples or counts.queued_bytes + largest > settings.queue_bytes:
+        trim_queue(workspace, min(ROOM, 1 + settings.queue_samples // 10), 2 * largest)
+
+
+def is_disk_full(settings: Settings, image_bytes: int) -> bool:
+    """Whether so many bytes of images leave no room for another frame without a label."""
+    return image_bytes + min(LARGEST_IMAGE, settings.disk_bytes // 10) > settings.disk_bytes
 
 
 def trim_queue(workspace: Workspace, room: int = 0, room_bytes: int = 0) -> int:

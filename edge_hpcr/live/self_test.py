@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.learner.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
-from edge_hpcr.live.few_labels import FewLabels, leave_one_out, want_labels
-from edge_hpcr.live.suspicious import Suspicion, suspicious
+from edge_hpcr.live.suspicious import Suspicion, contradictions, suspicious
+from edge_hpcr.live.verdict import Contradiction
+from edge_hpcr.workspace.held_out import UNKNOWN_HASH, alike
 
 if TYPE_CHECKING:
     from edge_hpcr.live.live_learner import LiveLearner
@@ -36,11 +38,12 @@ class SelfTest:
         self.test_then_train = TestThenTrain.from_state(tested) if tested else TestThenTrain()
         self.held_out = HeldOut.from_state(notes["held_out"]) if notes else HeldOut()
         self.suspicions: list[Suspicion] = []
-        self.few_labels: list[FewLabels] = []
+        self.contradictions: list[Contradiction] = []
         self._inputs: dict[int, np.ndarray] = {}  # of held-out samples, as the trainable part sees them
         self._tested_step, self._tested_seq, self._next_test = -1, -1, 0.0
         self._validating: CrossValidation | None = None
         self._left_out: LeftOut | None = None
+        self._calibrated_on: list[LeftOut] = []
         self._validated_seq = -1
         self._asked_again = 0  # the last queued sample whose priority was refreshed
 
@@ -58,7 +61,25 @@ class SelfTest:
             "test_then_train": self.test_then_train.summary(),
             "held_out": self.held_out.summary(),
             "suspicious": [asdict(suspicion) for suspicion in self.suspicions],
+            "answers": self.answers(),
+            "contradictions": [asdict(each) for each in self.contradictions],
         }
+
+    def answers(self) -> list[tuple[int, int, int]]:
+        """Answers to pictures that were not learned (true class, answer, how many): held out, or left out of copies."""
+        counted = Counter({(true, said): count for true, said, count in self.held_out.confusion})
+        if (left_out := self._left_out_now()) is not None:
+            ids = np.array(left_out.class_ids)
+            said = ids[left_out.scores.argmax(1)]
+            counted.update(zip(ids[left_out.columns].tolist(), said.tolist(), strict=True))
+        return [(true, said, count) for (true, said), count in sorted(counted.items())]
+
+    def _left_out_now(self) -> LeftOut | None:
+        """What copies said of the present classes, as long as few samples are held out."""
+        found = self._left_out
+        if found is None or self.held_out.samples >= ENOUGH_HELD_OUT:
+            return None
+        return found if found.class_ids == tuple(self._live.learner.class_ids) else None
 
     def forget(self, sample_id: int) -> None:
         self._inputs.pop(sample_id, None)
@@ -107,32 +128,41 @@ class SelfTest:
 
     def _calibrate(self, held_out: list[LeftOut]) -> None:
         """On samples that were not learned, and while those are few, on what was left out of copies too."""
-        few = sum(len(each.columns) for each in held_out) < ENOUGH_HELD_OUT
-        if (
-            self._left_out is not None
-            and few
-            and self._left_out.class_ids == tuple(self._live.learner.class_ids)
-        ):
-            held_out = [*held_out, self._left_out]
+        if (left_out := self._left_out_now()) is not None:
+            held_out = [*held_out, left_out]
         restored = self._validated_seq == -1 and self._live.predictor.calibration.samples
         if restored and len(self._live.learner.memory) >= FEWEST_SAMPLES:
             return  # of the checkpoint; it stands until the first cross-validation of this process
         if not held_out:
             self._live.predictor.calibration = Calibration()
             return
+        self._calibrated_on = held_out
+        self.recalibrate()
+
+    def recalibrate(self) -> None:
+        """Once more, for another share of samples that may be called unknown."""
+        if self._calibrated_on:
+            self._live.predictor.calibration = self.calibration_for(
+                self._live.workspace.settings.unknown_share
+            )
+
+    def calibration_for(self, unknown_share: float) -> Calibration:
+        """As it would be with this share; any thread may ask."""
+        asked = self._calibrated_on
+        if not asked:
+            return self._live.predictor.calibration
         scores, similarity, columns = (
-            np.concatenate([getattr(each, name) for each in held_out])
+            np.concatenate([getattr(each, name) for each in asked])
             for name in ("scores", "similarity", "columns")
         )
-        share = self._live.workspace.settings.unknown_share
-        self._live.predictor.calibration = calibrate(scores, similarity, columns, share)
+        return calibrate(scores, similarity, columns, unknown_share)
 
     def validate(self) -> bool:
         """A step of a cross-validation, once for every state of the labels; False when there is nothing to do."""
         if not self.is_validating:
             return False
         if self._validated_seq != self._live.follower.applied or self._validating is None:
-            self._validating = CrossValidation(self._live.learner)
+            self._validating = CrossValidation(self._live.learner, self._groups)
             self._validated_seq = self._live.follower.applied
         try:
             if self._validating.advance():
@@ -145,6 +175,14 @@ class SelfTest:
         self._validating = None
         return True
 
+    def _groups(self, ids: np.ndarray) -> np.ndarray:
+        """Numbers of groups of samples that look alike; those without a hash stand alone."""
+        hashes = self._live.workspace.journal.hashes_of(ids.tolist())
+        codes = np.array([hashes.get(each, UNKNOWN_HASH) for each in ids.tolist()], np.uint64)
+        groups, alone = np.arange(len(ids)), codes == UNKNOWN_HASH
+        groups[~alone] = len(ids) + alike(codes[~alone])
+        return groups
+
     @property
     def is_validating(self) -> bool:
         """Whether a cross-validation of the present labels is possible, and not over yet."""
@@ -156,17 +194,17 @@ class SelfTest:
         return self._validating is not None or self._validated_seq != self._live.follower.applied
 
     def _look_at_labels(self) -> None:
-        """Which seem wrong, and where more are missing; of a large memory, the same part each time is enough."""
-        recalls = self.held_out.recalls().items()
-        held_out = {c: (round(each.recall * each.samples), each.samples) for c, each in recalls}
+        """Which seem wrong, and which contradict each other; of a large memory, the same part each time is enough."""
         memory = self._live.learner.memory
         if not len(memory):
-            self.few_labels = want_labels({}, held_out)
+            self.suspicions, self.contradictions = [], []
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
         features = self._features(replay.inputs)
         classes = np.array(self._live.learner.class_ids)[replay.labels]
-        self.few_labels = want_labels(leave_one_out(classes, features), held_out)
+        hashes = self._live.workspace.journal.hashes_of(replay.ids.tolist())
+        codes = np.array([hashes.get(each, UNKNOWN_HASH) for each in replay.ids.tolist()], np.uint64)
+        self.contradictions = contradictions(replay.ids, classes, features, codes)
         self._look_for_mistakes(replay.ids, classes, replay.inputs, features)
 
     def _features(self, inputs: np.ndarray) -> np.ndarray:

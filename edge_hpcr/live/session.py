@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,8 +35,13 @@ def learn(
     changes: Mapping[str, Any] | None = None,
     rehearse: bool = True,
     rules: Rules | None = None,
+    beside: Callable[[LiveLearner], AbstractContextManager[None]] | None = None,
+    stays: bool = False,
 ) -> int:
-    """Learn in a workspace from a source, with these changes of its settings; returns the exit code."""
+    """Learn in a workspace from a source, with these changes of its settings; returns the exit code.
+
+    `beside` is entered while the learner runs. With `stays` the end of the source is not the end.
+    """
     opened: list[Workspace] = []
     early: list[tuple[Path, str]] = []  # bad files that the stream found before the workspace was open
 
@@ -62,9 +68,10 @@ def learn(
             raise UserError(live.unable)
         workspace.change_settings(**(changes or {}))
         live.start()
-        session = Session(workspace, live, stream, seconds, labels != "none")
+        session = Session(workspace, live, stream, seconds, labels != "none", stays)
         try:
-            session.run(rehearse)
+            with beside(live) if beside else nullcontext():
+                session.run(rehearse)
         finally:
             live.stop()
         session.say_end()
@@ -75,10 +82,17 @@ class Session:
     """One run of the command: frames in, a line of status out, until the source ends or somebody stops it."""
 
     def __init__(
-        self, workspace: Workspace, live: LiveLearner, stream: Stream, seconds: float | None, labels: bool
+        self,
+        workspace: Workspace,
+        live: LiveLearner,
+        stream: Stream,
+        seconds: float | None,
+        labels: bool,
+        stays: bool = False,
     ) -> None:
         self.workspace, self.live, self.stream = workspace, live, stream
         self.unstored = 0  # labels that could not be stored by the end
+        self._stays = stays  # when the source has ended
         self._feeder = Feeder(workspace, live)
         self._feeder.use(stream, labels)
         self._deadline = time.monotonic() + seconds if seconds is not None else float("inf")
@@ -97,9 +111,13 @@ class Session:
             if not self.live.wait_until_caught_up(STATUS_SECONDS[True]):
                 self._say("source has ended")
                 continue
-            self.live.hurries = True
+            self.live.hurries = not self._stays
             if not rehearse or not (self.live.idle_steps_left or self.live.calibrates):
-                break
+                if not self._stays:
+                    break
+                self._say("source has ended")
+                self._feeder.turn(STATUS_SECONDS[True])
+                continue
             self._say(f"source has ended, rehearsing {self.live.idle_steps_left} more steps")
             time.sleep(STATUS_SECONDS[True])
         self.unstored = self._feeder.finish()

@@ -1,13 +1,18 @@
 """Labels that look wrong: what is said of a sample by all the others, without that sample."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+
+from edge_hpcr.live.verdict import Contradiction
+from edge_hpcr.workspace.held_out import ALIKE_BITS, UNKNOWN_HASH
 
 FEWEST_OTHERS = 2  # of its own class, and one more of the other: a class that has just begun is no evidence
 # A difference of cosines; chosen on photographs of CIFAR100 among whose labels a few were exchanged. Without it, right
 # labels of unusual pictures would be marked as well.
 MARGIN = 0.25
+SAME = 0.9  # cosine of two features that can be of the same picture
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,22 @@ def suspicious(ids: np.ndarray, classes: np.ndarray, features: np.ndarray) -> li
         for row in np.flatnonzero((strength > MARGIN) & (counts[columns] > FEWEST_OTHERS))
     ]
     return sorted(found, key=lambda suspicion: (-suspicion.strength, suspicion.sample_id))
+
+
+def contradictions(
+    ids: np.ndarray, classes: np.ndarray, features: np.ndarray, hashes: np.ndarray
+) -> list[Contradiction]:
+    """Pictures that look the same, by hash and by feature, and have different labels; the most first."""
+    directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for row in np.flatnonzero(hashes != UNKNOWN_HASH):
+        near = (np.bitwise_count(hashes ^ hashes[row]) <= ALIKE_BITS) & (hashes != UNKNOWN_HASH)
+        near &= (classes != classes[row]) & (directions @ directions[row] >= SAME)
+        for other in np.flatnonzero(near):
+            one, two = sorted((int(classes[row]), int(classes[other])))
+            found[one, two] |= {int(ids[row]), int(ids[other])}
+    listed = [Contradiction(one, two, tuple(sorted(samples))) for (one, two), samples in found.items()]
+    return sorted(listed, key=lambda each: (-len(each.samples), each.one, each.other))
 
 
 def _sums(vectors: np.ndarray, columns: np.ndarray, classes: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.text import as_text
-from edge_hpcr.stream.camera import SCHEMES, network_camera, usb_camera
+from edge_hpcr.stream.camera import DEVICE, SCHEMES, device_camera, network_camera, usb_camera
 from edge_hpcr.stream.contract import LABELS, BadFile, EndOfStream, Frame, Stream, StreamState
 from edge_hpcr.stream.digits import Digits
 from edge_hpcr.stream.folder import Folder
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 KINDS = (
-    "a camera's number (0), a camera's address (rtsp://, http://, https://), a video file, a folder of images, "
+    "a camera's number (0) or file (/dev/video0, /dev/v4l/by-id/…), a camera's address (rtsp://, http://, https://), a video file, a folder of images, "
     "watch:FOLDER, workbench (or workbench:SEED), or digits"
 )
 DEMONSTRATION = "workbench"
@@ -68,7 +68,7 @@ def open_stream(
         return Digits(labels, fps)
     if film := re.fullmatch(rf"{DEMONSTRATION}(?::(\d{{1,9}}))?", spec, re.ASCII):
         return Workbench(labels, fps, int(film[1]) if film[1] else None)
-    if (spec.isascii() and spec.isdecimal()) or scheme:
+    if (spec.isascii() and spec.isdecimal()) or scheme or DEVICE.fullmatch(spec):
         return _camera(spec, scheme[1].lower() if scheme else None, labels, fps, rules)
     rules.check_path(path)  # before it is looked for: whether it exists is nobody's business then
     if _exists(path) and path.is_dir():
@@ -87,6 +87,8 @@ def _camera(spec: str, scheme: str | None, labels: str, fps: float | None, rules
     _refuse_pace(fps)
     if scheme is not None:
         return network_camera(spec, rules=rules)
+    if not spec.isdecimal():
+        return device_camera(spec)
     if len(spec) > 4:
         raise UserError(f"there is no camera with the number {spec}: the first one is 0")
     return usb_camera(int(spec))

@@ -6,6 +6,8 @@ delivers later is ignored, because it is no longer the camera's current attempt.
 """
 
 import atexit
+import os
+import re
 import threading
 import time
 import traceback
@@ -28,6 +30,7 @@ from edge_hpcr.stream.captures import (
     refuse_undecodable,
 )
 from edge_hpcr.stream.contract import LiveStream
+from edge_hpcr.stream.passwords import refusal
 from edge_hpcr.stream.rules import Rules
 
 SCHEMES = ("rtsp", "rtsps", "http", "https")
@@ -35,6 +38,8 @@ MISSES_IN_A_ROW = 5  # a single damaged frame is no reason to reopen; so many ar
 MOST_ABANDONED = 4  # readers that hang each keep a thread and a device: their number must be limited
 RATE_FRAMES = 30
 CLOSE_SECONDS = 0.5
+REFUSAL_SECONDS = 3.0  # to ask a camera that cannot be opened whether its password is wrong
+DEVICE = re.compile(r"/dev/(?:video\d{1,3}|v4l/by-(?:id|path)/[^/\0]{1,200})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -221,6 +226,18 @@ def usb_camera(index: int, patience: Patience | None = None) -> Camera:
     return Camera(f"camera {index}", lambda: open_camera(index), patience)
 
 
+def device_camera(path: str, patience: Patience | None = None) -> Camera:
+    """A camera by its file: /dev/video0, or /dev/v4l/by-id/…, which stays the same in another socket."""
+
+    def opened() -> Capture:
+        real = os.path.realpath(path)  # each time: after it was plugged in again, the link leads elsewhere
+        if not re.fullmatch(r"/dev/video\d+", real, re.ASCII):
+            raise UserError("there is no camera")
+        return open_camera(real)
+
+    return Camera(path, opened, patience)
+
+
 def network_camera(url: str, patience: Patience | None = None, rules: Rules | None = None) -> Camera:
     """A camera by its RTSP or motion-JPEG address; nothing secret in it is ever shown."""
     patience, rules = patience or Patience(), rules or Rules()
@@ -238,6 +255,9 @@ def network_camera(url: str, patience: Patience | None = None, rules: Rules | No
 
     def opened() -> Capture:
         rules.check_address(url)  # each time: a name may lead elsewhere by now
-        return open_ffmpeg(url, patience.library_seconds)
+        capture = open_ffmpeg(url, patience.library_seconds)
+        if not capture.is_open() and (reason := refusal(url, REFUSAL_SECONDS)):
+            raise UserError(reason)
+        return capture
 
     return Camera(name, opened, patience)

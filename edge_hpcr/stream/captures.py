@@ -70,8 +70,11 @@ class OpenCVCapture:
         self._capture.release()
 
 
-def open_camera(index: int) -> OpenCVCapture:
-    return OpenCVCapture(cv2.VideoCapture(index))
+def open_camera(which: int | str) -> OpenCVCapture:
+    """A camera at this computer by its number, or by the name of its file."""
+    if isinstance(which, str):
+        return OpenCVCapture(cv2.VideoCapture(which, cv2.CAP_V4L2))
+    return OpenCVCapture(cv2.VideoCapture(which))
 
 
 def open_ffmpeg(place: str, timeout: float | None = None) -> OpenCVCapture:

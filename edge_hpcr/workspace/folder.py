@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from edge_hpcr.workspace.settings import Settings, upgrade_settings
 LOG = logging.getLogger(__name__)
 QUARANTINE_FILE_BYTES = 5_000_000
 QUARANTINE_BYTES = 50_000_000
+TAKING_SECONDS = 20.0
 LOCK_SECONDS = 0.5  # `status` holds the lock for a moment, to see whether somebody else does
 
 
@@ -76,9 +77,10 @@ class Workspace:
             return cls(layout, settings, None, report)
         with _take_lock(layout) as lock:
             settings = _own_settings(layout)
-            report = recover(layout, anew) + _upgrade(layout) + settings.report_unknown(layout.settings)
-            workspace = cls(layout, settings, lock, report)
-            workspace.report += put_in_order(layout, workspace.journal)
+            with _taking_alone(layout):
+                report = recover(layout, anew) + _upgrade(layout) + settings.report_unknown(layout.settings)
+                workspace = cls(layout, settings, lock, report)
+                workspace.report += put_in_order(layout, workspace.journal)
             workspace._lock = lock.pop_all()  # nothing failed: held until `close`
         return workspace
 
@@ -125,9 +127,13 @@ class Workspace:
 
         An image whose source file is known already has the id of the known sample. If anything fails, nothing is left.
         """
-        if self._lock is None:
-            # The process that learns removes images without a row when it opens the workspace.
-            raise UserError(f"{self.path} was opened for labelling only: images need it opened for learning")
+        # A process that opens the workspace to learn removes images without a row. Who learns here is alone anyway.
+        alone = _taking_alone(self.layout) if self._lock is None else nullcontext()
+        with alone, self._taking(taken) as ids:
+            yield ids
+
+    @contextmanager
+    def _taking(self, taken: Sequence[Taken]) -> Iterator[list[int]]:
         ids = self.journal.reserve_ids(len(taken))
         stored = self.files.write_many([(i, item.image) for i, item in zip(ids, taken, strict=True)])
         rows = [
@@ -218,6 +224,12 @@ def _take_lock(layout: Layout) -> ExitStack:
     with disk_errors(f"workspace {layout.path} cannot be written", "learning needs a writable folder"):
         lock.enter_context(locked(layout.lock, busy, LOCK_SECONDS))
     return lock
+
+
+def _taking_alone(layout: Layout) -> AbstractContextManager[None]:
+    """Between an image's file and its row: no other process stores images, or puts the workspace in order."""
+    busy = f"workspace {layout.path}: process {{owner}} has been storing images for {TAKING_SECONDS:.0f} s: try again"
+    return locked(layout.taking, busy, TAKING_SECONDS)
 
 
 def _upgrade(layout: Layout) -> list[str]:

@@ -18,11 +18,13 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
 from edge_hpcr.workspace import records
 from edge_hpcr.workspace.database import as_user_errors, open_for_writing
+from edge_hpcr.workspace.held_out import choose_held_out
 from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
 from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState
 
 # Ids are handed out before their rows exist; taking them by the block saves a sync a sample, and gaps do no harm.
 _ID_BLOCK = 64
+_COMPARED = 500  # newest samples of a class that a new one is compared with
 
 
 class _Known(NamedTuple):
@@ -175,9 +177,9 @@ class Journal(Queries):
             for sample_id, row in known.items():
                 _refuse_unless_image(sample_id, row)
             fresh = {i: row for i, row in known.items() if row.state.state != "labelled"}
-            held_out = self._holds_out(class_id, fresh.values())
+            held_out = self._held_out_of(class_id, fresh)
             after = {
-                i: SampleState("labelled", class_id, held_out if i in fresh else row.state.held_out)
+                i: SampleState("labelled", class_id, i in held_out if i in fresh else row.state.held_out)
                 for i, row in known.items()
             }
             return self._record("label" if fresh else "correct", after, {})
@@ -315,7 +317,7 @@ class Journal(Queries):
         with self._lock, as_user_errors(self.path):
             nested = self._db.in_transaction
             if not nested:
-                self._refuse_if_deleted()
+                self._check_file()
                 self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -327,17 +329,15 @@ class Journal(Queries):
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _refuse_if_deleted(self) -> None:
-        """An open file can be written after somebody has deleted it, and is gone with this process."""
+    def _check_file(self) -> None:
+        """A deleted file could be written on, and what was acknowledged would be gone with the process."""
         try:
-            same = self.path.stat().st_ino == self._file
-        except OSError:
-            same = False
-        if not same:
-            what = "was deleted, moved or replaced while this program had it open"
-            raise UserError(
-                f"journal {self.path} {what}: nothing is saved any more; put it back, and start again"
-            )
+            here = self.path.stat().st_ino == self._file
+        except FileNotFoundError:
+            here = False
+        if not here:
+            gone = f"{self.path} was deleted or replaced while it was in use: nothing more is saved"
+            raise UserError(f"{gone}; end the program, put the workspace back and start it again")
 
     def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -433,14 +433,22 @@ class Journal(Queries):
             change = "choose another name, or rename that class"
             raise UserError(f"class name {name!r} {how} (class {taken}): {change}")
 
-    def _holds_out(self, class_id: int, fresh: Collection[_Known]) -> bool:
-        """Whether this action's new labels are for measuring. All or none: a burst's frames look the same."""
+    def _held_out_of(self, class_id: int, fresh: Mapping[int, _Known]) -> set[int]:
+        """Those of an action's new labels that are for measuring."""
         query = "SELECT count(*), coalesce(sum(held_out), 0) FROM samples WHERE class_id = ?"
-        ((labels, held_out),) = self._rows(query, (class_id,))
+        (counts,) = self._rows(query, (class_id,))
         # What has been trained on once, before an undo, must not measure.
-        if labels == 0 or any(row.ever_trained for row in fresh):
-            return False
-        return bool(held_out + len(fresh) / 2 <= self.held_out_share * (labels + len(fresh)))
+        ids = [i for i, row in fresh.items() if not row.ever_trained]
+        if not ids or len(ids) < len(fresh):
+            return set()
+        hashes = f"SELECT id, hash64 FROM samples WHERE id IN {IDS} ORDER BY id"
+        wanted = {i: hash64 % 2**64 for i, hash64 in self._rows(hashes, (json.dumps(ids),))}
+        earlier = "SELECT hash64 FROM samples WHERE class_id = ? AND held_out = ? ORDER BY id DESC LIMIT ?"
+        trained, held_out = (
+            [hash64 % 2**64 for (hash64,) in self._rows(earlier, (class_id, side, _COMPARED))]
+            for side in (0, 1)
+        )
+        return choose_held_out(wanted, trained, held_out, counts, self.held_out_share)
 
 
 def apply(db: sqlite3.Connection, seq: int, body: Body) -> None:

@@ -21,6 +21,8 @@ class Layout:
         self.benchmarks = self.path / "benchmarks"
         self.set_aside = self.path / "set-aside"
         self.lock = self.path / "lock"
+        self.taking = self.path / "taking.lock"  # held while an image is on its way from file to row
+        self.devices = self.path / "devices.sqlite"
         self.status = self.path / "status.json"
         self.latencies = self.path / "latencies.json"  # of published models on this machine
         self.token = self.path / "token"  # opens the app's page
@@ -41,7 +43,7 @@ class Layout:
     def strangers(self) -> list[str]:
         """Names there that are not ours; ours may be there alone if making the workspace was cut short."""
         folders = (self.images, self.checkpoints, self.quarantine, self.exports, self.benchmarks)
-        ours = {*(part.name for part in (*folders, self.lock)), self.settings.name + WRITING}
+        ours = {*(part.name for part in (*folders, self.lock, self.taking)), self.settings.name + WRITING}
         names = (entry.name for entry in self.path.iterdir())
         return sorted(name for name in names if name not in ours and not name.startswith("."))
 

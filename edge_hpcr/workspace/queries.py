@@ -150,6 +150,12 @@ class Queries:
         rows = self._rows("SELECT id FROM samples WHERE source_digest = ? ORDER BY id LIMIT 1", (digest,))
         return rows[0][0] if rows else None
 
+    def queued_from(self, origin: str) -> tuple[int, int]:
+        """How many queued samples have an origin that begins so, and their bytes."""
+        query = "SELECT count(*), coalesce(sum(bytes), 0) FROM samples WHERE state = 'queued' AND substr(origin, 1, ?) = ?"
+        ((count, size),) = self._rows(query, (len(origin), origin))
+        return int(count), int(size)
+
     def newest_hashes(self, count: int) -> list[int]:
         """Perceptual hashes of the newest samples that are queued or labelled, oldest first."""
         rows = self._rows(
@@ -157,6 +163,16 @@ class Queries:
             (count,),
         )
         return [hash64 % 2**64 for (hash64,) in reversed(rows)]
+
+    def hashes_of(self, ids: Iterable[int]) -> dict[int, int]:
+        """The perceptual hashes of these samples, as far as they are here."""
+        rows = self._rows(f"SELECT id, hash64 FROM samples WHERE id IN {IDS}", (json.dumps([*ids]),))
+        return {sample_id: hash64 % 2**64 for sample_id, hash64 in rows}
+
+    def newest_of(self, class_ids: Iterable[int], count: int) -> dict[int, list[int]]:
+        """Of each of these classes the samples that were labelled last and have their image, the newest first."""
+        query = "SELECT id FROM samples WHERE class_id = ? AND has_image = 1 ORDER BY labelled_seq DESC, id DESC LIMIT ?"
+        return {c: [i for (i,) in self._rows(query, (c, count))] for c in class_ids}
 
     def rows_of(self, ids: list[int]) -> list[SampleRow]:
         """These samples, in this order."""

@@ -108,20 +108,28 @@ class Settings(BaseModel):
     unknown_share: float = _setting(
         0.05, "share of held-out samples that may be called unknown by mistake", 0, 1
     )
-    source: str = _setting("workbench", "what the app shows to the learner when it starts")
+    source: str = _setting(
+        "", "what the app shows to the learner when it starts; empty: nothing, until somebody chooses"
+    )
     source_labels: str = _setting(
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
     publish_steps: int = _setting(
-        0, "steps of learning between two publications of the model by the app; 0: not by steps"
+        0, "steps of learning between two publications of the model by itself; 0: not by steps"
     )
     publish_seconds: int = _setting(
-        0, "seconds between two publications of the model by the app; 0: not by time"
+        0, "seconds between two publications of the model by itself; 0: not by time"
     )
     publish_most_drop: float = _setting(
         0.02, "held-out accuracy that a model may lose against the last and still be published", 0, 1
     )
     publish_keep: int = _setting(10, "published versions kept", 1, 1000)
+    publish_int8: bool = _setting(
+        False, "also in 8 bits, where that is faster and as accurate, when it publishes by itself"
+    )
+    publish_key: str = _setting(
+        "", "the file with the private key that signs what is published; empty: nothing is signed"
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -29,7 +29,11 @@ def read_token(path: Path | None) -> str | None:
         if VARIABLE not in os.environ:
             return None
         text = os.environ[VARIABLE]
-    token = text.strip()
+    return check_token(text.strip(), where)
+
+
+def check_token(token: str, where: str) -> str:
+    """The token, or a `UserError` that says what one looks like and does not repeat it."""
     if not SHORTEST <= len(token) <= LONGEST:
         raise UserError(f"{where}: a token has {SHORTEST} to {LONGEST} characters; {HOW_TO_MAKE}")
     if not (token.isascii() and token.isprintable()) or " " in token:

@@ -15,6 +15,7 @@ from edge_hpcr.common.files import reason_of
 from export.device.errors import OneLineParser
 
 EVERY_SECONDS = 1.0
+_PROBLEM = "problem: "
 MOST_SECONDS = 60.0  # a camera is opened again within half of that
 
 
@@ -26,8 +27,9 @@ class Heartbeat:
         self._report = report
         self._last = -EVERY_SECONDS
         self._failed = False
+        self._problem: str | None = None
         try:
-            if path.exists() and path.stat().st_size:
+            if path.exists() and path.stat().st_size and not _is_ours(path):
                 raise UserError(f"--heartbeat {path}: it is not empty: name another file")
             path.touch()
             # Nothing has been answered yet; an earlier runtime's beat must not count as this one's.
@@ -35,12 +37,16 @@ class Heartbeat:
         except OSError as error:
             raise UserError(f"--heartbeat {path}: {reason_of(error)}") from None
 
-    def beat(self) -> None:
+    def beat(self, problem: str | None = None) -> None:
+        """Touch the file; what is wrong beside the frames, a broker or the trainer, is written into it."""
         now = time.monotonic()
         if now - self._last < EVERY_SECONDS:
             return
         self._last = now
         try:
+            if problem != self._problem:
+                self._path.write_text(f"{_PROBLEM}{problem}\n" if problem else "", encoding="utf-8")
+                self._problem = problem
             self._path.touch()
         except OSError as error:
             # Answering goes on.
@@ -49,6 +55,12 @@ class Heartbeat:
             self._failed = True
         else:
             self._failed = False
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it holds what a runtime wrote into it."""
+    with path.open("rb") as file:
+        return file.read(len(_PROBLEM)) == _PROBLEM.encode()
 
 
 def age(path: Path) -> float | None:
@@ -77,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if seconds is None:
         print("no frame has been answered yet")
         return 1
-    print(f"last sign of life {seconds:.0f} s ago")
+    problem = ""
+    with contextlib.suppress(OSError):  # it ends at this moment
+        problem = options.file.read_text(encoding="utf-8", errors="replace").strip()
+    print(f"last sign of life {seconds:.0f} s ago{'; ' if problem else ''}{problem}")
     return 0 if seconds <= options.most else 1
 
 

@@ -55,6 +55,11 @@ class HotSwap:
         self.swaps = 0
 
     @property
+    def problem(self) -> str | None:
+        """What is wrong with the models, told already."""
+        return self._trouble or (self._refusal if self._rejected is not None else None) or None
+
+    @property
     def classifier(self) -> Classifier:
         if self._classifier is None:
             raise RuntimeError("call `first` before")
@@ -164,8 +169,9 @@ class HotSwap:
             if offer is None or self._source.lost(offer):
                 self._say_trouble(f"{error}; {self._in_use()} goes on")
             else:
+                self._refusal = f"model {offer.name} is refused: {error}; {self._in_use()} goes on"
                 self._rejected = offer.key
-                self._report(f"model {offer.name} is refused: {error}; {self._in_use()} goes on")
+                self._report(self._refusal)
         except Exception:
             if offer is not None:
                 self._rejected = offer.key  # it would fail at every look

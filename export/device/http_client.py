@@ -32,14 +32,14 @@ class Reply:
         self._timer.daemon = True
         self._timer.start()
 
-    def ask(self, path: str, headers: Mapping[str, str]) -> None:
+    def ask(self, path: str, headers: Mapping[str, str], body: bytes | None = None) -> None:
         try:
             self._connection.connect()
             # Kept here: the connection forgets its socket when the answer is the last one on it.
             self._socket = self._connection.sock
             if self._late:
                 raise TimeoutError
-            self._connection.request("GET", path, headers=dict(headers))
+            self._connection.request("GET" if body is None else "POST", path, body, dict(headers))
             self._response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._unavailable(error) from None
@@ -97,10 +97,17 @@ class Reply:
 class Server:
     """A folder of files at an http:// or https:// address; no proxy is asked."""
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = 10.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._place = _place(_checked(url))
         self._token = token
         self._timeout = timeout
+        self._headers = headers or {}  # of every request
         self.url = url.rstrip("/")
 
     def get(
@@ -116,24 +123,45 @@ class Server:
     def open(self, name: str, headers: Mapping[str, str], most_seconds: float) -> Iterator[Reply]:
         """The answer for one file, after redirects within this server."""
         url = f"{self.url}/{name}"
-        sent = {"Accept-Encoding": "identity", "User-Agent": "edge-hpcr", **headers}
-        if self._token is not None:
-            sent["Authorization"] = f"Bearer {self._token}"
+        sent = self._sent(headers)
         for _ in range(MOST_REDIRECTS + 1):
             parts = urlsplit(url)
-            secure = parts.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            connection = kind(parts.hostname or "", parts.port, timeout=self._timeout)
-            with contextlib.closing(Reply(f"{self.url}/{name}", connection, most_seconds)) as reply:
+            with contextlib.closing(
+                Reply(f"{self.url}/{name}", self._connection(url), most_seconds)
+            ) as reply:
                 reply.ask(parts.path + (f"?{parts.query}" if parts.query else ""), sent)
-                if reply.status in (401, 403):
-                    given = "refuses the token" if self._token else "wants a token (--token FILE)"
-                    raise Unavailable(f"{self.url}: the server {given}")
+                self._check_allowed(reply)
                 if reply.status not in _REDIRECTS:
                     yield reply
                     return
                 url = self._redirected(url, reply.header("Location") or "")
         raise Unavailable(f"{self.url}/{name}: the server redirects again and again")
+
+    def post(
+        self, name: str, body: bytes, headers: Mapping[str, str], most_seconds: float = 30.0
+    ) -> tuple[int, str | None]:
+        """Status and Retry-After; the token is not sent to where a redirect leads, so none is followed."""
+        url = f"{self.url}/{name}"
+        with contextlib.closing(Reply(self.url, self._connection(url), most_seconds)) as reply:
+            reply.ask(urlsplit(url).path, self._sent(headers), body)
+            self._check_allowed(reply)
+            return reply.status, reply.header("Retry-After")
+
+    def _sent(self, headers: Mapping[str, str]) -> dict[str, str]:
+        sent = {"Accept-Encoding": "identity", "User-Agent": "edge-hpcr", **self._headers, **headers}
+        if self._token is not None:
+            sent["Authorization"] = f"Bearer {self._token}"
+        return sent
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=self._timeout)
+
+    def _check_allowed(self, reply: Reply) -> None:
+        if reply.status in (401, 403):
+            given = "refuses the token" if self._token else "wants a token (--token FILE)"
+            raise Unavailable(f"{self.url}: the server {given}")
 
     def _redirected(self, url: str, location: str) -> str:
         try:

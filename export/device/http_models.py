@@ -17,6 +17,7 @@ from export.device.errors import BadModel, Unavailable
 from export.device.http_client import Server
 from export.device.manifest import Latest, ModelFile
 from export.device.model_source import LocalModels, ModelSource, Offer
+from export.device.signing import SIGNATURE, Trust
 
 MOST_DOWNLOAD_SECONDS = 600.0  # what is not here by then goes on where it was, at the next look
 LOCK = "lock"
@@ -33,8 +34,13 @@ class HttpModels(ModelSource):
         variant: str = "fp32",
         timeout: float = 10.0,
         most_seconds: float = 30.0,
+        device: str | None = None,
+        trust: Trust | None = None,
     ) -> None:
-        self._server = Server(url, token, timeout)
+        # A trainer may have another version for this device; a plain file server does not look at its name.
+        self._server = Server(url, token, timeout, {"Device-Id": device} if device else {})
+        self._trust = trust
+        self._latest: Latest | None = None
         self.name = self._server.url
         self._cache = cache / sha256(self.name.encode())[:16]
         self._variant = variant
@@ -43,7 +49,6 @@ class HttpModels(ModelSource):
         self._known: Offer | None = None
         self._fetched: Offer | None = None
         self._manifest_data = b""  # of the known offer
-        self._remote = ""  # its folder on the server
 
     def newest(self) -> Offer:
         status, etag, data = self._server.get(
@@ -52,6 +57,8 @@ class HttpModels(ModelSource):
         if status == 304 and self._known is not None:
             return self._known
         latest = Latest.parse(data, f"{self.name}/{files.LATEST}")
+        if self._trust is not None:
+            self._trust.check_latest(latest, f"{self.name}/{files.LATEST}")
         place = f"{latest.folder}/{files.MANIFEST}"
         _, _, manifest_data = self._server.get(
             place, files.LARGEST_MANIFEST, most_seconds=2 * self._most_seconds
@@ -61,7 +68,7 @@ class HttpModels(ModelSource):
         folder = self._cache / f"v{manifest.version:06d}-{latest.manifest_sha256[:12]}"
         key = sha256(data)
         self._known = Offer(f"v{manifest.version}", key, folder, manifest)
-        self._etag, self._manifest_data, self._remote = etag, manifest_data, latest.folder
+        self._etag, self._manifest_data, self._latest = etag, manifest_data, latest
         return self._known
 
     def fetch(self, offer: Offer) -> None:
@@ -75,7 +82,13 @@ class HttpModels(ModelSource):
                 offer.path.mkdir(exist_ok=True)
                 self._download(file, offer.path / file.file)
             write_atomically(offer.path / files.MANIFEST, self._manifest_data)
+            if self._latest is not None and self._latest.signature is not None:
+                write_atomically(offer.path / SIGNATURE, self._latest.signature.manifest)
         self._fetched = offer
+
+    def _remote(self) -> str:
+        """The folder of the known offer on the server."""
+        return self._latest.folder if self._latest is not None else ""
 
     def lost(self, offer: Offer) -> bool:
         # What a server sends wrongly was not fetched, and would come as wrongly again.
@@ -122,14 +135,14 @@ class HttpModels(ModelSource):
         if digest != file.sha256:
             partial.unlink()
             raise BadModel(
-                f"{self.name}/{self._remote}/{file.file}: its SHA-256 is not the one in the manifest"
+                f"{self.name}/{self._remote()}/{file.file}: its SHA-256 is not the one in the manifest"
             )
         flush_to_disk(partial)
         partial.replace(target)
 
     def _continue(self, file: ModelFile, partial: Path) -> str:
         """Download what is missing; the SHA-256 of all of it."""
-        name = f"{self._remote}/{file.file}"
+        name = f"{self._remote()}/{file.file}"
         with partial.open("a+b") as out:
             out.seek(0)
             have = os.fstat(out.fileno()).st_size
@@ -156,7 +169,11 @@ class HttpModels(ModelSource):
 
     def accepted(self, offer: Offer) -> None:
         """Name it in the cache's latest.json, and forget what was downloaded in part."""
-        if offer != self._known or offer.manifest is None:
+        if offer.manifest is None:
+            return
+        if self._trust is not None:
+            self._trust.took(offer.manifest.version, self._latest if offer == self._known else None)
+        if offer != self._known:
             return
         latest = Latest(offer.manifest.version, offer.path.name, sha256(self._manifest_data))
         with self._changing(self._most_seconds):
@@ -166,7 +183,10 @@ class HttpModels(ModelSource):
 
     def fallbacks(self) -> Iterator[Offer]:
         with suppress(BadModel, Unavailable):
-            yield LocalModels(self._cache).newest()
+            offer = LocalModels(self._cache).newest()
+            if self._trust is not None and offer.manifest is not None:
+                self._trust.check_folder(offer.path, offer.manifest.version)
+            yield offer
 
 
 def _is_whole(folder: Path, file: ModelFile) -> bool:

@@ -36,6 +36,7 @@ MOST_SCORE_DIFFERENCE = 0.01
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/=]{1,200}")
 _COLOUR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 
@@ -58,12 +59,23 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """What the owner of a private key says of a latest.json, see signing.py; both are base64."""
+
+    serial: int  # grows with every latest.json
+    allows_older: bool  # than what a device has run: after a rollback
+    manifest: str
+    latest: str
+
+
+@dataclass(frozen=True)
 class Latest:
     """The contents of latest.json."""
 
     version: int
     folder: str
     manifest_sha256: str
+    signature: Signature | None = None
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Latest":
@@ -73,10 +85,21 @@ class Latest:
             facts.whole("version", 0),
             facts.matching("folder", _PLAIN_NAME, "the plain name of a folder"),
             facts.matching("manifest_sha256", _SHA256, "a SHA-256 in hexadecimal"),
+            None if facts.values.get("signature") is None else _parse_signature(facts.inner("signature")),
         )
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"format": LATEST_FORMAT.current, **asdict(self)}).encode()
+        # Without a signature it is what every version wrote; older devices do not look at one.
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"format": LATEST_FORMAT.current, **facts}).encode()
+
+
+def _parse_signature(facts: "Facts") -> Signature:
+    return Signature(
+        facts.whole("serial", 0),
+        bool(facts.get("allows_older", lambda value: isinstance(value, bool), "true or false")),
+        *(facts.matching(name, _BASE64, "a signature in base64") for name in ("manifest", "latest")),
+    )
 
 
 class Facts:

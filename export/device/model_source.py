@@ -15,6 +15,7 @@ from export.device import manifest as files
 from export.device.errors import BadModel, Unavailable
 from export.device.manifest import Manifest
 from export.device.model import Classifier
+from export.device.signing import Trust
 
 _VERSION_FOLDER = re.compile(r"v([0-9]{6,15})")
 
@@ -72,9 +73,11 @@ class ModelSource(ABC):
 class LocalModels(ModelSource):
     """An exports folder (whose latest.json is followed), one version's folder, or a single model file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trust: Trust | None = None) -> None:
         self.name = str(path)
         self._path = path
+        self._trust = trust
+        self._latest: files.Latest | None = None
         self._known: Offer | None = None
 
     def newest(self) -> Offer:
@@ -92,6 +95,9 @@ class LocalModels(ModelSource):
             raise Unavailable(f"{self._path} holds no published model yet (no {files.LATEST})")
         data = files.read_plain_file(self._path / files.LATEST, files.LARGEST_LATEST)
         latest = files.Latest.parse(data, str(self._path / files.LATEST))
+        if self._trust is not None:
+            self._trust.check_latest(latest, str(self._path / files.LATEST))
+        self._latest = latest
         folder = self._path.resolve() / latest.folder
         digest = sha256(data)
         known = self._known
@@ -101,12 +107,21 @@ class LocalModels(ModelSource):
             self._known = known
         return known
 
-    @staticmethod
-    def _single(path: Path) -> Offer:
+    def _single(self, path: Path) -> Offer:
         if path.is_file():
+            if self._trust is not None:
+                raise BadModel(
+                    f"{path}: a model file alone is not signed; name its version's folder, or exports"
+                )
             return Offer(path.name, f"{path}:{_state(path)}", path, None)
         manifest = files.read_manifest(path)
+        if self._trust is not None:
+            self._trust.check_folder(path, manifest.version)
         return Offer(f"v{manifest.version}", _key(path, "", manifest), path, manifest)
+
+    def accepted(self, offer: Offer) -> None:
+        if self._trust is not None and offer.manifest is not None:
+            self._trust.took(offer.manifest.version, self._latest if offer == self._known else None)
 
     def fallbacks(self) -> Iterator[Offer]:
         """Older versions, the newest first. After a rollback the newer ones were not wanted any more."""
@@ -122,6 +137,8 @@ class LocalModels(ModelSource):
             if numbers[folder] < newest:
                 try:
                     manifest = files.read_manifest(folder)
+                    if self._trust is not None:
+                        self._trust.check_folder(folder, manifest.version)
                 except BadModel:
                     continue
                 yield Offer(f"v{manifest.version}", _key(folder, "", manifest), folder, manifest)

@@ -84,6 +84,10 @@ def _options(threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT
     options.intra_op_num_threads = threads
+    # ONNX Runtime's threads wait for work by spinning. Two models do during a swap: they take each other's cores, and a
+    # frame then waits for the one that spins. On a camera's device most of that time is wasted anyway.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     # A device holds two models for a moment: an arena would keep what the larger one took.
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.load_model_format", "ONNX")

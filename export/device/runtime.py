@@ -5,7 +5,6 @@ stdout carries results only; messages go to stderr, a line each. Needs what expo
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -13,40 +12,43 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import reason_of
-from edge_hpcr.stream import KINDS, WATCH, EndOfStream, Frame, Stream, open_stream
-from export.device.access_token import VARIABLE, read_token
-from export.device.display import Display, Page, open_display
-from export.device.errors import BadModel, OneLineParser
+from edge_hpcr.stream import WATCH, EndOfStream, Frame, Stream, open_stream
+from edge_hpcr.stream.passwords import with_password
+from export.device.access_token import read_token
+from export.device.display import Display, Window
+from export.device.errors import BadModel
+from export.device.health import Health
 from export.device.heartbeat import Heartbeat
 from export.device.hot_swap import HotSwap
 from export.device.http_models import HttpModels
-from export.device.manifest import VARIANTS
+from export.device.identity import device_id
+from export.device.line import as_text, result_line
 from export.device.model import Result
 from export.device.model_source import Loading, LocalModels, ModelSource
-from export.device.mqtt import MqttSender
+from export.device.mqtt import Broker, MqttSender, parse_address
+from export.device.options import new_parser
+from export.device.reports import Reporter
 from export.device.run_limit import RUNS
+from export.device.server import DeviceServer, parse_place
+from export.device.signing import PublicKey, Trust
+from export.device.smoothing import Smoother
+from export.device.unsure import Choice, UnsureFrames
 
-EXAMPLES = """\
-examples:
-  python -m export.runtime --models workspace/exports --source 0
-  python -m export.runtime --models https://host:8081 --token token.txt --source rtsp://host/camera --display 8082
-  python -m export.runtime --models model.onnx --source photos/ --top 1
-"""
 READ_SECONDS = 0.5
 STOP_SECONDS = 2.0  # for the current frame, after a request to end
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = new_parser().parse_args(arguments)
     stop = _Stop()
     try:
         with stop.listening():
@@ -156,11 +158,16 @@ def run(options: argparse.Namespace, stop: _Stop) -> int:
             return part
 
         # What can be wrong with the command is found before anything is waited for.
-        source = models(options)
+        health = Health(device_id(options.device_id, options.cache), tell)
+        token = read_token(options.token)
+        source = models(options, health.device, token)
         heartbeat = Heartbeat(options.heartbeat, tell) if options.heartbeat else None
-        display: Display | None = keep(open_display(options.display)) if options.display else None
-        sender: MqttSender | None = keep(MqttSender(options.mqtt)) if options.mqtt else None
+        servers = [keep(each) for each in _servers(options, health, token)]
+        displays: list[Display] = [*servers, *([keep(Window())] if options.display == "window" else [])]
+        sender = keep(MqttSender(_broker(options), health)) if options.mqtt else None
+        unsure = keep(_unsure(options, health, token)) if options.send_unsure else None
         place = WATCH + options.source.removeprefix(WATCH) if options.watch else options.source
+        place = with_password(place, options.camera_password)
         stream: Stream = keep(open_stream(place, on_bad_file=lambda _, reason: tell(reason)))
         providers = "tensorrt" if options.tensorrt else "cpu" if options.cpu else "auto"
         loading = Loading(providers, options.threads, options.variant, options.require_gpu)
@@ -168,24 +175,53 @@ def run(options: argparse.Namespace, stop: _Stop) -> int:
         with stop.at_once():
             swap.first(options.wait)
         swap.start()
-        if isinstance(display, Page):
-            tell(f"the picture is at {display.name}")
-        _Loop(options, stop, swap, stream, display, sender, heartbeat).run()
+        if isinstance(source, HttpModels) and options.report:
+            keep(Reporter(options.models, token, health, options.report))
+        for server in servers:
+            server.classifier = lambda: swap.classifier
+            tell(f"the picture is at {server.name}")
+        _Loop(options, stop, swap, stream, displays, sender, unsure, heartbeat, health).run()
     return 0
 
 
-def models(options: argparse.Namespace) -> ModelSource:
+def models(options: argparse.Namespace, device: str, token: str | None) -> ModelSource:
+    trust = None
+    if options.public_key is not None:
+        if options.cache is None:
+            raise UserError(
+                "--public-key: there is no home folder to remember versions in: name one with --cache DIR"
+            )
+        # However it is spelled, it is one place.
+        local = "://" not in options.models
+        place = str(Path(options.models).resolve()) if local else options.models.rstrip("/")
+        trust = Trust(PublicKey(options.public_key), options.cache, place)
     if "://" not in options.models:
-        return LocalModels(Path(options.models))
+        return LocalModels(Path(options.models), trust)
     if options.cache is None:
         raise UserError("there is no home folder to keep models of a server in: name one with --cache DIR")
-    return HttpModels(options.models, options.cache, read_token(options.token), options.variant)
+    return HttpModels(options.models, options.cache, token, options.variant, device=device, trust=trust)
 
 
-def _default_cache() -> Path | None:
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "edge-hpcr"
-    return None
+def _servers(options: argparse.Namespace, health: Health, token: str | None) -> Iterator[DeviceServer]:
+    """`--http`, and `--display PORT`, which is the same on this machine only."""
+    if options.http is not None:
+        yield DeviceServer(parse_place(options.http, "--http"), health, token, "--http", options.top)
+    if options.display not in (None, "window"):
+        port = options.display
+        if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
+            raise UserError(f"--display takes window or a port from 0 to 65535, and not {port!r}")
+        yield DeviceServer(("127.0.0.1", int(port)), health, None, "--display", options.top)
+
+
+def _broker(options: argparse.Namespace) -> Broker:
+    return parse_address(options.mqtt, options.mqtt_ca, options.mqtt_discovery)
+
+
+def _unsure(options: argparse.Namespace, health: Health, token: str | None) -> UnsureFrames:
+    if options.cache is None:
+        raise UserError("--send-unsure: there is no home folder to keep frames in: name one with --cache DIR")
+    choice = Choice(options.unsure_below, options.unsure_margin, options.unsure_rate, options.unsure_disk)
+    return UnsureFrames(options.send_unsure, token, options.cache, choice, health)
 
 
 @dataclass
@@ -196,11 +232,18 @@ class _Loop:
     stop: _Stop
     swap: HotSwap
     stream: Stream
-    display: Display | None
+    displays: list[Display]
     sender: MqttSender | None
+    unsure: UnsureFrames | None
     heartbeat: Heartbeat | None
+    health: Health
     problem: str | None = None  # of the last frame
     lost: bool = False  # the source is in trouble
+    last: tuple[int | None] | None = None  # the class of the last line; None before the first
+
+    def __post_init__(self) -> None:
+        window = self.options.smooth
+        self.smoother = Smoother(window) if window is not None else None
 
     def run(self) -> None:
         read = answered = 0
@@ -226,145 +269,68 @@ class _Loop:
                 self._beat()
 
     def _beat(self) -> None:
+        self.health.note("models", self.swap.problem)
         if self.heartbeat is not None:
-            self.heartbeat.beat()
+            self.heartbeat.beat(self.health.problem)
 
     def _follow_source(self) -> None:
         """Report once that the source is in trouble, and once that it works again."""
         state = self.stream.state()
         if self.lost and state.phase == "live":
             self.lost = False
-            tell(f"{self.stream.name}: works again")
+            self.health.trouble("source", None, f"{self.stream.name}: works again")
         elif not self.lost and state.phase in ("stalled", "reconnecting"):
             self.lost = True
-            tell(f"{self.stream.name}: {state.message}")
+            self.health.trouble("source", f"{self.stream.name}: {state.message}")
 
     def _answer(self, frame: Frame, number: int) -> bool:
         classifier = self.swap.classifier  # once: a swap waits for the next frame
         started = time.perf_counter()
         try:
             images = classifier.prepare([frame.image])
-            result = classifier.predict_prepared(images, self.options.top)[0]
+            # Two at least: the lead over the second says how sure the first is.
+            result = classifier.predict_prepared(images, max(self.options.top, 2))[0]
         except BadModel as error:
             # It answered before, so this is the frame's or the machine's (a GPU that is gone): go on, and say so once.
             if str(error) != self.problem and not self.stop.asked:
                 tell(str(error))
             self.problem = str(error)
+            self.health.note("frame", self.problem)
             return False
-        self.problem = None
+        if self.problem is not None:
+            self.problem = None
+            self.health.note("frame", None)
         milliseconds = 1000 * (time.perf_counter() - started)
         self.swap.remember(images[0])
-        line = result_line(frame, number, result, classifier.info.version, milliseconds)
+        version = classifier.info.version
+        self.health.answered(version, result.unknown, milliseconds)
+        if self.unsure is not None:
+            self.unsure.offer(frame, result)
+        result = replace(result, top=result.top[: self.options.top])
+        for display in self.displays:
+            display.show(frame, result, version)
+        return self._say(frame, number, result, version, milliseconds)
+
+    def _say(self, frame: Frame, number: int, result: Result, version: int, milliseconds: float) -> bool:
+        """Hand the answer out, as a line; True if it counts for --count."""
+        answer = None if result.unknown else result.top[0]
+        if self.smoother is not None:
+            answer = self.smoother.answer(result, time.monotonic())
+        known = (None if answer is None else answer.id,)
+        if self.options.on_change and known == self.last:
+            self._beat()
+            return False
+        self.last = known
+        facts = (number, frame.at, frame.origin, self.health.device, result, answer)
+        line = result_line(*facts, version, milliseconds)
+        text = as_text(line)
         try:
-            print(line, flush=True)
+            print(text, flush=True)
         except OSError as error:
             raise CannotWrite(error) from None
         if self.sender is not None:
-            self.sender.send(line)
-        if self.display is not None:
-            self.display.show(frame, result, classifier.info.version)
+            self.sender.send(line, text)
         return True
-
-
-def result_line(frame: Frame, number: int, result: Result, version: int, milliseconds: float) -> str:
-    facts = {
-        "frame": number,
-        "at": round(frame.at, 3),
-        "origin": frame.origin,
-        "top": [
-            {"id": each.id, "name": each.name, "confidence": round(each.confidence, 6)} for each in result.top
-        ],
-        "unknown": result.unknown,
-        "similarity": round(result.similarity, 6),
-        "version": version,
-        "latency_ms": round(milliseconds, 3),
-    }
-    return json.dumps(facts, allow_nan=False)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="python -m export.runtime",
-        description="Classify frames with a published model, a JSON line a frame; follow new models while running.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--models",
-        required=True,
-        metavar="PATH_OR_URL",
-        help="an exports folder here or on a server (http, https), a version's folder, or a model file",
-    )
-    parser.add_argument("--source", required=True, metavar="SRC", help=KINDS)
-    out = parser.add_argument_group("what comes out")
-    out.add_argument("--top", type=_whole(1), default=3, metavar="N", help="answers a frame (default: 3)")
-    out.add_argument("--every", type=_whole(1), default=1, metavar="N", help="classify every Nth frame only")
-    out.add_argument("--count", type=_whole(1), metavar="N", help="end after N answers")
-    out.add_argument("--watch", action="store_true", help="go on with images that come into the folder")
-    out.add_argument(
-        "--display", metavar="window|PORT", help="show the frames: a window, or a page on 127.0.0.1"
-    )
-    out.add_argument(
-        "--mqtt", metavar="HOST[:PORT][/TOPIC]", help="publish the results too (needs paho-mqtt)"
-    )
-    out.add_argument(
-        "--heartbeat",
-        type=Path,
-        metavar="FILE",
-        help="touch it while all goes well; `python -m export.device.heartbeat FILE` looks at it",
-    )
-    what = parser.add_argument_group("models")
-    what.add_argument("--variant", choices=VARIANTS, default="fp32", help="used where a version has it")
-    what.add_argument(
-        "--poll",
-        type=_number(0.05, 86_400.0),
-        default=5.0,
-        metavar="SECONDS",
-        help="between looks (default: 5)",
-    )
-    what.add_argument("--wait", action="store_true", help="wait for a first model instead of ending with 2")
-    what.add_argument(
-        "--min-agreement",
-        type=_number(0.0, 1.0),
-        metavar="SHARE",
-        help="refuse a new model that agrees on fewer frames",
-    )
-    what.add_argument("--token", type=Path, metavar="FILE", help=f"for the server (default: ${VARIABLE})")
-    what.add_argument(
-        "--cache",
-        type=Path,
-        metavar="DIR",
-        default=_default_cache(),
-        help="where models of a server are kept (default: %(default)s)",
-    )
-    how = parser.add_argument_group("hardware")
-    how.add_argument(
-        "--threads", type=_whole(0), default=0, metavar="N", help="of the CPU (default: its choice)"
-    )
-    kind = how.add_mutually_exclusive_group()
-    kind.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    kind.add_argument("--tensorrt", action="store_true", help="prefer TensorRT to CUDA")
-    how.add_argument("--require-gpu", action="store_true", help="end with 2 if no GPU can be used")
-    return parser
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return parse
-
-
-def _number(least: float, most: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if least <= float(text) <= most:
-                return float(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """When a snapshot is published, and when it is not."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from edge_hpcr.common.errors import UserError, check_positive
+from edge_hpcr.workspace.settings import Settings
 
 TOLERANCE = 1e-4  # of a score, against the network
 FEWEST_SAMPLES = 20  # held out: an accuracy on fewer is a guess, and nothing is refused for a guess
@@ -30,6 +33,11 @@ class Policy:
     keep: int = 10  # versions
     tolerance: float = TOLERANCE  # of a score, against the network
     force: bool = False  # publish a worse model too; never one that differs from the network
+
+    @classmethod
+    def of(cls, settings: Settings) -> Policy:
+        """What a workspace's settings say."""
+        return cls(most_drop=settings.publish_most_drop, keep=settings.publish_keep)
 
     def __post_init__(self) -> None:
         if not 0 <= self.most_drop <= 1:

@@ -25,6 +25,7 @@ from export.publish.quantise import MAKERS, none
 from export.publish.republish import load_template, republish, save_template
 from export.publish.running import TwoParts, read_model
 from export.publish.snapshot import Snapshot
+from export.publish.staging import end_staging, staged
 from export.publish.to_onnx import Exported, ParityFailed, described, export_full, file_facts
 from export.publish.versions import (
     changing,
@@ -36,6 +37,8 @@ from export.publish.versions import (
     prune,
     read_current,
     rolled_back,
+    signing_key,
+    try_on,
     versions,
 )
 
@@ -57,20 +60,27 @@ def publish(
     policy: Policy | None = None,
     variants: Sequence[str] = ("int8",),
     by_hand: bool = True,
+    devices: Sequence[str] = (),
 ) -> Published:
     """Publish the snapshot as the next version and make it current; raises `Refused` if it fails a check.
 
-    With `by_hand=False` a rollback is left alone: a person preferred the older version.
+    With `by_hand=False` a rollback is left alone: a person preferred the older version. So is a trial on some devices.
+    With `devices` the version is for these only, and the current one stays.
     """
     policy = policy or Policy()
     for name in variants:
         one_of("variant", name, MAKERS)
     if not snapshot.classes:
         raise UserError("nothing to publish: no class has been learned yet; label some images first")
+    if devices and not (exports / LATEST).exists():
+        raise UserError(
+            "no version is published yet: publish one for all devices before one for some of them"
+        )
     begun = time.monotonic()
     with changing(exports):
         if not by_hand:
-            check_not_rolled_back(exports)
+            if reason := why_waiting(exports):
+                raise Refused(reason)
             _check_not_older(exports, snapshot)
         version = next_version(exports)
         folder = exports / folder_name(version)
@@ -91,6 +101,8 @@ def publish(
             if refused := _check_as_a_device(writing):
                 made.update(refused)
                 _write_manifest(writing, facts)
+            if (key := signing_key(exports)) is not None:
+                key.sign_folder(writing)
             flush_to_disk(writing)
             note(exports, last_version=version)  # used up from now on, even if the rename fails
             writing.rename(folder)
@@ -98,16 +110,26 @@ def publish(
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
-        point_at(exports, folder)
-        note(exports, rolled_back_from=None)
+        if devices:
+            try_on(exports, folder, devices)
+        else:
+            end_staging(exports)
+            point_at(exports, folder)
+            note(exports, rolled_back_from=None)
         prune(exports, policy.keep)
     return Published(read_manifest(folder), folder, traced, time.monotonic() - begun, tuple(notes))
 
 
-def check_not_rolled_back(exports: Path) -> None:
-    source = rolled_back(exports)
-    if source is not None:
-        raise Refused(f"rolled back from version {source}: roll forward or publish by hand to go on")
+def why_waiting(exports: Path) -> str | None:
+    """Why nothing may be published by itself: a person has decided which version devices have."""
+    if (tried := staged(exports)) is not None:
+        on = f"{len(tried.devices)} device{'s' if len(tried.devices) > 1 else ''}"
+        return (
+            f"version {tried.version} is on trial on {on}: release it, roll back, or publish by hand to go on"
+        )
+    if (source := rolled_back(exports)) is not None:
+        return f"rolled back from version {source}: roll forward or publish by hand to go on"
+    return None
 
 
 def _check_not_older(exports: Path, snapshot: Snapshot) -> None:
@@ -124,7 +146,8 @@ def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
 
     Other versions do not matter: one may be whole and yet never have been current, after a power cut.
     """
-    known = (latest_or_none(exports), rolled_back(exports))
+    tried = staged(exports)
+    known = (latest_or_none(exports), rolled_back(exports), tried.version if tried else None)
     wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.temperature)
     for manifest in versions(exports):
         facts = (manifest.step, manifest.classes, manifest.unknown_below, manifest.facts.get("temperature"))

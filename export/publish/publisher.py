@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.live.live_learner import LiveLearner
 from export.device.errors import BadModel
 from export.publish.policy import Policy, Refused
-from export.publish.publish import Published, publish, unchanged
+from export.publish.publish import Published, publish, unchanged, why_waiting
 from export.publish.snapshot import snapshot_of
 
 LOG = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # how often the learner's step is looked at
+REPLAY_SECONDS = 60.0  # between two versions, at least, while the learner only replays what it knows
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Publisher:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         variants: Sequence[str] = (),
+        say: Callable[[str], None] | None = None,
     ) -> None:
         if every_steps is None and every_seconds is None:
             raise UserError("how often to publish: give a number of steps, of seconds, or both")
@@ -54,7 +56,12 @@ class Publisher:
         self._policy = policy or Policy()
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._variants = tuple(variants)
+        self._say = say  # of a version, to a person; problems go there too, else to the log
         self._tried_step, self._tried_at = live.learner.step, time.monotonic()
+        self._tried_event = -1  # the last that had been learned
+        self._known: tuple[object, ...] | None = (
+            None  # what the last version, or a look that found nothing new, was of
+        )
         self._status = PublisherStatus()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -62,11 +69,14 @@ class Publisher:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish the version under way, and end."""
+    def stop(self, publish: bool = False) -> None:
+        """Finish the version under way, and end; with `publish`, after a last one if there is something new."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        if publish and self._status.phase == "stopped":
+            self._try()
+            self._status = replace(self._status, phase="stopped")
 
     def status(self) -> PublisherStatus:
         return self._status
@@ -86,23 +96,73 @@ class Publisher:
 
     def _is_due(self) -> bool:
         steps = self._live.learner.step - self._tried_step
+        if self._every_steps is not None and steps >= self._every_steps:
+            return True
+        if self._every_seconds is None:
+            return False
         seconds = time.monotonic() - self._tried_at
-        return (self._every_steps is not None and steps >= self._every_steps) or (
-            self._every_seconds is not None and seconds >= self._every_seconds
+        return seconds >= (
+            max(self._every_seconds, REPLAY_SECONDS) if self._only_replays() else self._every_seconds
         )
 
+    def _only_replays(self) -> bool:
+        """Whether nothing was taught since the last attempt and replay still goes on.
+
+        A label is published at once, and then what replay makes of it: not a version every few seconds, which would push
+        out the kept ones that somebody may want to go back to.
+        """
+        return self._live.phase == "rehearsing" and self._live.follower.applied == self._tried_event
+
     def _try(self) -> None:
+        step, event = self._live.learner.step, self._live.follower.applied
+        now = (step, event, self._live.predictor.calibration)
+        if now == self._known:
+            # The clock is left alone: what comes after a quiet hour is published at once.
+            self._status = replace(self._status, at=time.time())
+            return
         self._status = replace(self._status, phase="publishing")
-        published, problem = self._status.published, None
-        self._tried_step = self._live.learner.step  # also when no copy can be made: not again at every look
+        published = self._status.published
+        self._tried_step, self._tried_event = step, event  # also when it fails: not again at every look
         try:
-            snapshot = snapshot_of(self._live)
-            # Before the first label there is nothing to publish, and nothing wrong.
-            if snapshot.classes and unchanged(self._exports, snapshot) is None:
-                published = publish(self._exports, snapshot, self._policy, self._variants, by_hand=False)
-        except (UserError, BadModel, Refused) as error:
+            problem = why_waiting(self._exports)  # asked here too: a copy would be for nothing
+            if problem is None:
+                published = self._publish() or published
+                self._known = now
+        except Refused as error:
             problem = str(error)
-            if problem != self._status.problem:
-                LOG.warning("not published: %s", problem)
+            if why_waiting(self._exports) is None:
+                self._known = now  # it would be refused again, until something is learned
+        except (UserError, BadModel) as error:
+            problem = str(error)
+        if problem is not None and problem != self._status.problem:
+            (self._say or LOG.warning)(f"not published: {problem}")
         self._tried_at = time.monotonic()
         self._status = PublisherStatus("waiting", published, problem, time.time())
+
+    def _publish(self) -> Published | None:
+        """A version, if there is something new."""
+        snapshot = snapshot_of(self._live)
+        # Before the first label there is nothing to publish, and nothing wrong.
+        if not snapshot.classes or unchanged(self._exports, snapshot) is not None:
+            return None
+        made = publish(self._exports, snapshot, self._policy, self._variants, by_hand=False)
+        if self._say:
+            manifest = made.manifest
+            missing = [f"no {name}: {reason}" for name, reason in manifest.missing_variants.items()]
+            what = f"published version {manifest.version}: step {manifest.step:,}, {len(manifest.classes)} classes"
+            self._say("; ".join([what, *missing, *made.notes]))
+        return made
+
+
+def publisher_of(
+    live: LiveLearner, default_seconds: float | None = None, say: Callable[[str], None] | None = None
+) -> Publisher | None:
+    """A publisher as the workspace's settings ask for it; if they ask for none, every `default_seconds`, or none."""
+    settings = live.workspace.settings
+    steps, seconds = settings.publish_steps or None, float(settings.publish_seconds) or None
+    if steps is None and seconds is None:
+        seconds = default_seconds
+    if steps is None and seconds is None:
+        return None
+    variants = ("int8",) if settings.publish_int8 else ()
+    return Publisher(live, Policy.of(settings), steps, seconds, variants, say)

@@ -1,13 +1,12 @@
-"""`python -m export serve`: the exports folder of a workspace over HTTP, read-only, for devices in the field.
+"""`python -m export serve`: the exports folder of a workspace over HTTP, for devices in the field.
 
-It gives out latest.json and the files that the manifests of published versions name, and nothing else. Standard library
-only. It speaks plain HTTP: on an open network put a server with TLS in front of it; any static file server does as well.
+It gives out latest.json and the files that the manifests of published versions name, and nothing else; it takes in what
+devices report and the frames that they send back (`from_devices.py`). Standard library only. It speaks plain HTTP: on an
+open network put a server with TLS in front of it; to give out models, any static file server does as well.
 """
 
 import hashlib
-import hmac
 import io
-import ipaddress
 import os
 import re
 import signal
@@ -15,144 +14,126 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import reason_of, sha256
+from edge_hpcr.common.files import sha256
+from edge_hpcr.workspace.devices import ID, Registry
+from edge_hpcr.workspace.layout import Layout
 from export.device import manifest as files
-from export.device.access_token import VARIABLE, read_token
 from export.device.errors import BadModel
+from export.device.limited_server import LimitedServer, address_to_listen_on
+from export.publish import from_devices
+from export.publish.intake import Intake
+from export.publish.staging import FILE as STAGED
+from export.publish.staging import Staged, staged
+from export.publish.tokens import NEEDED, Tokens
 
 DEFAULT_PORT = 8081
-MOST_CONNECTIONS, MOST_OF_AN_ADDRESS = 64, 32
-LONGEST_WAIT = 15.0  # seconds until a request has come whole
+HEALTH = "/healthz"
+BODY_SECONDS = 60.0  # until a picture has come whole
 SEND_SECONDS = 30.0  # for each block of an answer
 BLOCK = 2**18
+MOST_DISCARDED = 2**16  # bytes of a stranger's body, which are read so that the answer arrives
 _VERSION_FILE = re.compile(r"/(v[0-9]{6,15})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
-def serve(workspace: Path, host: str, port: int, token: Path | None) -> None:
-    """Serve the exports of a workspace until Ctrl-C or SIGTERM."""
-    server = make_server(workspace, host, port, read_token(token))
+def serve(workspace: Path, host: str, port: int, token: Path | None, with_parent: bool = False) -> None:
+    """Serve a workspace until Ctrl-C or SIGTERM; `with_parent` also until standard input ends."""
+    server = make_server(workspace, host, port, Tokens.read(token))
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{server.server_address[1]}"
     print(f"serving {server.exports} at {address}", file=sys.stderr, flush=True)
 
-    def stop(number: int, frame: object) -> None:
+    def stop(*_: object) -> None:
         # Not by an exception: one that is raised while garbage is collected would be lost. `shutdown` waits for the loop.
         threading.Thread(target=server.shutdown, daemon=True).start()
 
+    def stop_with_parent() -> None:
+        sys.stdin.read()
+        stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    if with_parent:
+        threading.Thread(target=stop_with_parent, daemon=True).start()
     with server:
         server.serve_forever()
 
 
-def make_server(workspace: Path, host: str, port: int, token: str | None = None) -> "ExportsServer":
+def check_address(
+    host: str, port: int, tokens: Tokens, option: str = "--host"
+) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Where to listen; a `UserError` if the address is none, or open to the network while nobody is asked for a token."""
+    return address_to_listen_on(host, port, tokens.are_wanted, option, NEEDED)
+
+
+def listen_once(family: socket.AddressFamily, address: tuple[str, int]) -> int:
+    """The port, a free one for 0; a `UserError` if a server could not listen there."""
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise _taken(*address, error) from None
+        return int(probe.getsockname()[1])
+
+
+def _taken(host: str, port: int, error: OSError) -> UserError:
+    return UserError(f"cannot listen on {host} port {port}: {error.strerror}")
+
+
+def make_server(workspace: Path, host: str, port: int, tokens: Tokens | str | None = None) -> "ExportsServer":
     if not workspace.is_dir():
         raise UserError(f"{workspace}: there is no such workspace")
+    if not isinstance(tokens, Tokens):
+        tokens = Tokens.only(tokens)
+    family, address = check_address(host, port, tokens)
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"--host {host}: {reason_of(error)}") from None
-    if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise UserError(f"--host {host} is open to the network: give a token (--token FILE or {VARIABLE})")
-    try:
-        return ExportsServer(family, (str(address[0]), port), workspace / "exports", token)
+        return ExportsServer(family, address, workspace, tokens)
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise _taken(host, port, error) from None
 
 
-@dataclass
-class _Connection:
-    address: str
-    waiting_since: float | None  # for a request; None while it is answered
+class ExportsServer(LimitedServer):
+    """The exports of a workspace, and what devices send."""
 
-
-class ExportsServer(ThreadingHTTPServer):
-    """A thread per connection. Where there are too many, the one that has said least for longest makes place."""
-
-    daemon_threads = True
-    request_queue_size = 128  # with socketserver's 5, a crowd costs a device seconds
-    block_on_close = False
+    request_queue_size = 512
+    # Devices ask and leave; only downloads stay, and after a publication all of them download at once, perhaps from
+    # behind one address.
+    most_connections, most_of_an_address = 400, 256
 
     def __init__(
-        self, family: socket.AddressFamily, address: tuple[str, int], exports: Path, token: str | None
+        self, family: socket.AddressFamily, address: tuple[str, int], workspace: Path, tokens: Tokens
     ) -> None:
-        self.address_family = family
-        self.exports = exports
-        self.token = token
-        self._lock = threading.Lock()
-        self._connections: dict[socket.socket, _Connection] = {}
+        layout = Layout(workspace)
+        self.exports = layout.exports
+        self.tokens = tokens
+        self.registry = Registry(layout.devices)
+        self.intake = Intake(workspace)
+        self._hashing = threading.Lock()  # once for all of a fleet that asks for a new version
         self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
-        super().__init__(address, _Handler)
+        self._staged: tuple[tuple[int, ...] | None, Staged | None] = (None, None)
+        super().__init__(family, address, Handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        address = str(client_address[0])
-        with self._lock:
-            room = self._make_room(address)
-            if room:
-                self._connections[request] = _Connection(address, time.monotonic())
-        if room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def server_close(self) -> None:
+        super().server_close()
+        self.registry.close()
+        self.intake.close()
 
-    def _make_room(self, address: str) -> bool:
-        """Whether there is room for another connection; one that waits for a request is closed for it."""
-        crowd = [each for each, of in self._connections.items() if of.address == address]
-        if len(crowd) < MOST_OF_AN_ADDRESS:
-            if len(self._connections) < MOST_CONNECTIONS:
-                return True
-            crowd = [*self._connections]
-        waits = {
-            each: since for each in crowd if (since := self._connections[each].waiting_since) is not None
-        }
-        if waits:
-            self._close(min(waits, key=waits.__getitem__))
-        return bool(waits)
-
-    def _close(self, connection: socket.socket) -> None:
-        del self._connections[connection]
-        with suppress(OSError):  # it may have gone by itself
-            connection.shutdown(socket.SHUT_RDWR)  # which ends its thread's reading
-
-    def service_actions(self) -> None:
-        """Close, twice a second, what has waited for a request for too long, however many bytes of it trickled in."""
-        now = time.monotonic()
-        with self._lock:
-            for connection, of in [*self._connections.items()]:
-                if of.waiting_since is not None and now - of.waiting_since > LONGEST_WAIT:
-                    self._close(connection)
-
-    def note(self, connection: socket.socket, waiting_since: float | None) -> None:
-        with self._lock:
-            if connection in self._connections:
-                self._connections[connection].waiting_since = waiting_since
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._lock:
-                self._connections.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report anything but a device that hung up."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
-
-    def open(self, path: str) -> tuple[io.BufferedReader | io.BytesIO, str]:
+    def open(self, path: str, device: str | None) -> tuple[io.BufferedReader | io.BytesIO, str]:
         """The file behind a request's path and its SHA-256; `BadModel` if it is not one to give out."""
         if path == f"/{files.LATEST}":
-            # Read whole: it is replaced while devices ask for it.
-            data = files.read_plain_file(self.exports / files.LATEST, files.LARGEST_LATEST)
+            trial = self._trial()
+            if trial is not None and device in trial.devices:
+                data = trial.latest.encode()
+            else:
+                # Read whole: it is replaced while devices ask for it.
+                data = files.read_plain_file(self.exports / files.LATEST, files.LARGEST_LATEST)
             return io.BytesIO(data), sha256(data)
         match = _VERSION_FILE.fullmatch(path)
         if match is None:
@@ -165,27 +146,45 @@ class ExportsServer(ThreadingHTTPServer):
         file = files.open_plain_file(folder / name, limit)
         return file, self._digest(folder / name, file)
 
+    def _trial(self) -> Staged | None:
+        """The staged roll-out, read again when its file has changed."""
+        try:
+            identity = _identity((self.exports / STAGED).stat())
+        except OSError:
+            return None
+        if self._staged[0] != identity:
+            self._staged = (identity, staged(self.exports))
+        return self._staged[1]
+
     def _digest(self, path: Path, file: io.BufferedReader) -> str:
         """The SHA-256 of the file, not what its manifest says: a repaired file must not look unchanged."""
-        state = os.fstat(file.fileno())
-        identity = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-        known = self._digests.get(path)
-        if known is None or known[0] != identity:
-            known = (identity, hashlib.file_digest(file, "sha256").hexdigest())
-            if len(self._digests) > 1000:
-                self._digests.clear()
-            self._digests[path] = known
-        return known[1]
+        identity = _identity(os.fstat(file.fileno()))
+        with self._hashing:
+            known = self._digests.get(path)
+            if known is None or known[0] != identity:
+                known = (identity, hashlib.file_digest(file, "sha256").hexdigest())
+                if len(self._digests) > 1000:
+                    self._digests.clear()
+                self._digests[path] = known
+            return known[1]
 
 
-class _Handler(BaseHTTPRequestHandler):
+def _identity(state: os.stat_result) -> tuple[int, ...]:
+    return (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "edge-hpcr"
     sys_version = ""
     timeout = SEND_SECONDS
+    # An answer in one packet: head and body apart would wait for each other.
+    wbufsize = BLOCK
+    disable_nagle_algorithm = True
     server: ExportsServer
 
     def handle_one_request(self) -> None:
+        self._has_read = False  # the body
         self.server.note(self.connection, waiting_since=time.monotonic())
         super().handle_one_request()
 
@@ -195,46 +194,116 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
+    def do_POST(self) -> None:
+        route = from_devices.route(self.path)
+        if not self._let_in(route.device if route else None):
+            return
+        if route is None:
+            self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, "published files can be read only")
+        elif self.headers.get("Origin") is not None:
+            # No device sends one. Of a browser, a page of anybody's could ask in the name of who has it open.
+            self.refuse(HTTPStatus.FORBIDDEN, "requests of a browser's page are refused")
+        else:
+            route.answer(self)
+
     def _answer(self, with_body: bool) -> None:
         self.server.note(self.connection, waiting_since=None)
-        if not self._is_allowed():
-            self._head(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+        if self.path == HEALTH:  # for whoever watches over the server, which has no token
+            self.head(HTTPStatus.OK, {})
+            return
+        device = self.headers.get("Device-Id")
+        if not self._let_in(device):
             return
         try:
-            file, digest = self.server.open(self.path)
+            file, digest = self.server.open(self.path, device)
         except BadModel:
             # Without the reason, which could tell a stranger what is here.
-            self._head(HTTPStatus.NOT_FOUND, {})
+            self.head(HTTPStatus.NOT_FOUND, {})
             return
         with file:
             self._send(file, f'"{digest}"', with_body)
 
-    def _is_allowed(self) -> bool:
-        if self.server.token is None:
+    def _let_in(self, device: str | None) -> bool:
+        """Whether who asks may, and as this device; if not, it has been told."""
+        if device is not None and ID.fullmatch(device) is None:
+            self.refuse(HTTPStatus.BAD_REQUEST, "the id of a device has 1 to 64 letters, digits, . _ and -")
+            return False
+        if not self.server.tokens.are_wanted:
             return True
         scheme, _, given = (self.headers.get("Authorization") or "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.server.token.encode())
-        return same and scheme.lower() == "bearer"
+        valid, owner = self.server.tokens.owner(given.strip())
+        if not valid or scheme.lower() != "bearer":
+            self.discard(MOST_DISCARDED)
+            self.head(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
+            return False
+        if owner is not None and device is not None and owner != device:
+            self.refuse(HTTPStatus.FORBIDDEN, f"this token is not that of {device}")
+            return False
+        return True
 
-    def _head(self, status: HTTPStatus, headers: dict[str, str], length: int | None = 0) -> None:
+    def body(self, limit: int) -> bytes | None:
+        """What was sent; None if it is too much or was cut off, which has been told."""
+        length = self._length()
+        if length is None:
+            self.refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+            return None
+        if length > limit:
+            self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {limit:,} bytes are taken")
+            return None
+        self._has_read = True
+        self.server.note(self.connection, time.monotonic(), BODY_SECONDS - self.server.longest_wait)
+        data = self.rfile.read(length)
+        self.server.note(self.connection, None)
+        if len(data) == length:
+            return data
+        self.close_connection = True
+        return None
+
+    def _length(self) -> int | None:
+        text = self.headers.get("Content-Length") or ""
+        if "Transfer-Encoding" in self.headers:
+            return None  # with both, a proxy and this server might not agree where the next request begins
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+    def discard(self, most: int) -> None:
+        """Read a body that nobody wants, if it is not too long: a connection closed before loses the answer."""
+        length = 0 if self._has_read else self._length() or 0
+        if length > most or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+        if length:
+            self.server.note(self.connection, time.monotonic(), BODY_SECONDS - self.server.longest_wait)
+        left = min(length, most)
+        while left and (block := self.rfile.read(min(BLOCK, left))):
+            left -= len(block)
+
+    def refuse(self, status: HTTPStatus, why: str, headers: dict[str, str] | None = None) -> None:
+        """Say no in a line, to somebody who is let in."""
+        self.discard(from_devices.MOST_DISCARDED)
+        text = f"{why}\n".encode()
+        self.head(status, {"Content-Type": "text/plain; charset=utf-8", **(headers or {})}, len(text))
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    def head(self, status: HTTPStatus, headers: dict[str, str], length: int | None = 0) -> None:
         self.send_response(status)
         lengths = {} if length is None else {"Content-Length": str(length)}
-        for name, value in {"X-Content-Type-Options": "nosniff", **lengths, **headers}.items():
+        closing = {"Connection": "close"} if self.close_connection else {}
+        for name, value in {"X-Content-Type-Options": "nosniff", **lengths, **closing, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def _send(self, file: io.BufferedReader | io.BytesIO, etag: str, with_body: bool) -> None:
         size = file.seek(0, os.SEEK_END)
-        headers = {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes"}
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes", "Vary": "Device-Id"}
         if _matches(self.headers.get("If-None-Match"), etag):
-            self._head(HTTPStatus.NOT_MODIFIED, headers, length=None)
+            self.head(HTTPStatus.NOT_MODIFIED, headers, length=None)
             return
         part: tuple[int, int] | None = (0, size)
         asked = self.headers.get("Range")
         if asked is not None and self.headers.get("If-Range") in (None, etag):
             part = parse_range(asked, size)
         if part is None:
-            self._head(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{size}"})
+            self.head(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{size}"})
             return
         start, end = part
         kind = "json" if self.path.endswith(".json") else "octet-stream"
@@ -243,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         if part != (0, size):
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        self._head(status, headers, end - start)
+        self.head(status, headers, end - start)
         if with_body:
             self._copy(file, start, end)
 

@@ -169,7 +169,8 @@ def trace(snapshot: Snapshot) -> ModelProto:
     rest = fill(_traced(module, inputs, OUTPUTS, dict(module.state_dict())), snapshot)
     if trunk is None:
         return rest
-    below = Images(trunk.on(torch.device("cpu"))).eval()
+    # A copy: while it traces, the exporter puts stand-ins in the place of weights, and the learner uses the same trunk.
+    below = Images(copy.deepcopy(trunk.on(torch.device("cpu")))).eval()
     return joined(_traced(below, images, (LATENT,), {}), rest)
 
 

@@ -2,7 +2,8 @@
 
     exports/v000017/         a version, whole or absent
     exports/latest.json      the current version, replaced atomically
-    exports/history.json     the last number given, and the version that was rolled back from
+    exports/staged.json      a version that only some devices get; see staging.py
+    exports/history.json     the last numbers given, of versions and of signatures, and the version that was rolled back from
     exports/lock             held while the folder is changed
 
 Numbers are never used again.
@@ -11,8 +12,9 @@ Numbers are never used again.
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from export.device.manifest import (
     read_manifest,
     read_model_file,
 )
+from export.publish.keys import PrivateKey, key_of
+from export.publish.staging import end_staging, staged, write_staged
 
 HISTORY, LOCK = "history.json", "lock"
 LOCK_SECONDS = 300.0  # a full export on a slow machine takes a minute
@@ -70,9 +74,14 @@ def rolled_back(exports: Path) -> int | None:
 
 
 def rollback(exports: Path, version: int | None = None) -> Manifest:
-    """Make an older version current: this one, or the one before the current one."""
+    """Make an older version current for all devices: this one, or the one before the current one.
+
+    Without a version, while one is on trial, the trial is what is taken back: everybody gets the current version.
+    """
     with changing(exports):
-        current = _current(exports)
+        current, tried = _current(exports), staged(exports)
+        if version is None and tried is not None and tried.version > current:
+            return _make_current(exports, current, tried.version)
         older = [each.version for each in versions(exports) if each.version < current]
         if not older:
             raise UserError(f"version {current} is the oldest that is kept: there is nothing to roll back to")
@@ -103,12 +112,48 @@ def roll_to(exports: Path, version: int) -> Manifest:
         return _make_current(exports, version)
 
 
-def _make_current(exports: Path, version: int, ends_rollback: bool = False) -> Manifest:
-    source = rolled_back(exports) or _current(exports)
+def stage(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
+    """Give a kept version to these devices only; all others stay with the current one."""
+    with changing(exports):
+        if version == _current(exports):
+            raise UserError(
+                f"version {version} is the current one, which all devices have: roll back first, or publish a new one "
+                "for these devices (leave the number out)"
+            )
+        manifest = _check_whole(exports, version)
+        try_on(exports, exports / folder_name(version), devices)
+        return manifest
+
+
+def try_on(exports: Path, folder: Path, devices: Sequence[str]) -> None:
+    """Give this version to these devices only; under the folder's lock."""
+    before = staged(exports)
+    if before is not None and not set(before.devices) <= set(devices):
+        # Written once more, so that it is the later word for a device that leaves the trial.
+        point_at(exports, exports / folder_name(_current(exports)))
+    write_staged(exports, int(folder.name[1:]), devices, latest_for(folder))
+
+
+def release(exports: Path) -> Manifest:
+    """Make the version on trial the current one for all devices."""
+    with changing(exports):
+        tried = staged(exports)
+        if tried is None:
+            raise UserError("no version is on trial: `stage` gives one to some devices first")
+        return _make_current(exports, tried.version, ends_rollback=tried.version > _current(exports))
+
+
+def _make_current(
+    exports: Path, version: int, source: int | None = None, ends_rollback: bool = False
+) -> Manifest:
+    """For all devices. `source` is the version that somebody turns away from, if it is not the current one."""
+    source = source or rolled_back(exports) or _current(exports)
     manifest = _check_whole(exports, version)
+    signing_key(exports)  # one that is missing is told before anything changes
     back = version < source and not ends_rollback
     if back:
         note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
+    end_staging(exports)
     point_at(exports, exports / folder_name(version))
     if not back:
         note(exports, rolled_back_from=None)
@@ -170,9 +215,10 @@ def _history(exports: Path) -> dict[str, Any]:
         return {
             "last_version": int(history["last_version"]),
             "rolled_back_from": None if source is None else int(source),
+            "serial": int(history.get("serial", 0)),
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return {"last_version": 0, "rolled_back_from": None}
+        return {"last_version": 0, "rolled_back_from": None, "serial": 0}
 
 
 def next_version(exports: Path) -> int:
@@ -185,17 +231,72 @@ def note(exports: Path, **changes: int | None) -> None:
     write_atomically(exports / HISTORY, json.dumps(history))
 
 
-def point_at(exports: Path, folder: Path) -> None:
+def latest_for(folder: Path) -> bytes:
+    """The latest.json that names this version, signed if the workspace names a key."""
     data = (folder / MANIFEST).read_bytes()
-    version = int(folder.name[1:])
-    latest = Latest(version, folder.name, sha256(data))
-    write_atomically(exports / LATEST, latest.to_bytes())
+    latest = Latest(int(folder.name[1:]), folder.name, sha256(data))
+    exports = folder.parent
+    key = signing_key(exports)
+    if key is None:
+        return latest.to_bytes()
+    # Higher than any before, so that a device knows which of two is the later one.
+    serial = max(_history(exports)["serial"], _signed_serial(exports) or 0) + 1
+    note(exports, serial=serial)
+    # A device refuses an older version by itself; whoever makes one current means it.
+    signature = key.signature_of(
+        latest, data, serial, allows_older=latest.version < next_version(exports) - 1
+    )
+    return replace(latest, signature=signature).to_bytes()
+
+
+def signing_key(exports: Path) -> PrivateKey | None:
+    """The key of the workspace; a `UserError` if it names none and yet the current version is signed."""
+    key = key_of(exports)
+    if key is None and _signed_serial(exports) is not None:
+        raise UserError(
+            "the current version is signed and no key is named for the next, which devices would refuse: name it with "
+            "--sign FILE"
+        )
+    return key
+
+
+def _signed_serial(exports: Path) -> int | None:
+    """The number of the current latest.json; None if it is not signed."""
+    try:
+        signature = read_latest(exports).signature
+    except BadModel:
+        return None
+    return None if signature is None else signature.serial
+
+
+def point_at(exports: Path, folder: Path) -> None:
+    write_atomically(exports / LATEST, latest_for(folder))
+
+
+def sign_versions(exports: Path) -> int:
+    """Sign every kept version and the current one with the workspace's key; how many there are."""
+    key = key_of(exports)
+    if key is None:
+        raise UserError(
+            "there is no key to sign with: name one with --sign FILE (`python -m export keygen` makes one)"
+        )
+    with changing(exports):
+        folders = [folder for folder in _folders(exports) if (folder / MANIFEST).exists()]
+        for folder in folders:
+            key.sign_folder(folder)
+        if (current := latest_version(exports)) is not None:
+            point_at(exports, exports / folder_name(current))
+        if (tried := staged(exports)) is not None:
+            latest = latest_for(exports / folder_name(tried.version))
+            write_staged(exports, tried.version, tried.devices, latest)
+    return len(folders)
 
 
 def prune(exports: Path, keep: int) -> None:
-    current = latest_version(exports)
+    tried = staged(exports)
+    used = (latest_version(exports), tried.version if tried else None)
     for folder in _folders(exports)[:-keep]:
-        if int(folder.name[1:]) != current:
+        if int(folder.name[1:]) not in used:
             removing = exports / f".{folder.name}.removing"
             folder.rename(removing)
             # The manifest first: without it, a reader that lists folders at this moment does not take this for a version.

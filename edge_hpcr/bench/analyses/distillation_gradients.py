@@ -49,11 +49,14 @@ class DistillationGradients(Analysis):
         return measured
 
     def finding(self, result: dict[str, Any]) -> str:
-        scd, pcd = (mean(_sizes(result["measured"][name])) for name in ("SCD", "PCD"))
-        return (
-            f"pushes and pulls of all proxies sum up to {scd:.1f} with SCD alone and to {pcd:.1f} with PCD alone: "
-            f"{as_in_paper(scd < pcd)}."
-        )
+        """By each proxy's signed sum, as the paper's other table has it, and by the sizes."""
+        sentences = []
+        for key, what in (("similarities", "the signed sums of all proxies"), ("sizes", "the sizes")):
+            scd, pcd = (mean(_amounts(result["measured"][name], key)) for name in ("SCD", "PCD"))
+            sentences.append(
+                f"{what} amount to {scd:.1f} with SCD alone and to {pcd:.1f} with PCD alone: {as_in_paper(scd < pcd)}"
+            )
+        return f"{'; '.join(sentences)}."
 
     def table(self, result: dict[str, Any]) -> str:
         rows = [
@@ -61,16 +64,18 @@ class DistillationGradients(Analysis):
                 name,
                 str(len(seen)),
                 percent([each["accuracy"] for each in seen]),
-                number(_sizes(seen), 0),
+                *(number(_amounts(seen, key), 0) for key in ("similarities", "sizes")),
                 *(f"{value:+.1f}" for value in np.mean([each["similarities"] for each in seen], axis=0)),
             ]
             for name, seen in result["measured"].items()
         ]
         classes = len(result["measured"]["none"][0]["new"])
-        head = ["distillation", "n", "A_T", "size, all", *(f"class {place + 1}" for place in range(classes))]
+        names = (f"class {place + 1}" for place in range(classes))
+        head = ["distillation", "n", "A_T", "signed, all", "size, all", *names]
         note = (
-            "HPCR with each distillation: the sum of `|dL/d<z, w>|` (*size*) over all proxies, and of `dL/d<z, w>` for each, in the "
-            "order of arrival, over the steps of the last task; mean over the seeds."
+            "HPCR with each distillation, over the steps of the last task, mean over the seeds: for each class in the order of "
+            "arrival the sum of `dL/d<z, w>`, what these amount to over all proxies without their signs (*signed*), and the sum of "
+            "`|dL/d<z, w>|` (*size*)."
         )
         return f"{note}\n\n{table_of(head, rows)}"
 
@@ -84,6 +89,6 @@ class DistillationGradients(Analysis):
         return figure
 
 
-def _sizes(seen: list[dict[str, Any]]) -> list[float]:
-    """Over all proxies, one per seed."""
-    return [sum(each["sizes"]) for each in seen]
+def _amounts(seen: list[dict[str, Any]], key: str) -> list[float]:
+    """Over all proxies, whatever the sign of each, one per seed."""
+    return [sum(map(abs, each[key])) for each in seen]

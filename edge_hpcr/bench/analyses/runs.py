@@ -13,9 +13,17 @@ from typing import Any, Protocol, TypeVar
 from tqdm import tqdm
 
 from edge_hpcr.bench.analyses.contract import Settings
-from edge_hpcr.bench.run import Run, RunConfig, finished_result, make_config, papers_options, plain
+from edge_hpcr.bench.run import (
+    Run,
+    RunConfig,
+    finished_result,
+    forget,
+    make_config,
+    papers_options,
+    plain,
+)
 from edge_hpcr.common.files import write_atomically
-from edge_hpcr.learner import checkpoint, methods
+from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -74,7 +82,7 @@ class Runs:
 
     def result(self, config: RunConfig) -> dict[str, Any]:
         """The run's result, from the disk if it is finished; one that was stopped continues."""
-        self._forget(self.folder / f"{config.name}.json")
+        self._forget(config, self.folder / f"{config.name}.json")
         kept = finished_result(config, self.folder)
         return Run(config, self.folder, self.root).run(BELOW) if kept is None else kept
 
@@ -102,9 +110,8 @@ class Runs:
 
         def learn() -> dict[str, Any]:
             run = Run(config, self.folder, self.root)
-            checkpoint.remove(run.checkpoint_path)
             watcher = watch(run)
-            run.run(BELOW, watcher.after_step)
+            run.run(BELOW, watcher.after_step, anew=True)
             return watcher.seen()
 
         return self._kept(config, settings, name, learn)
@@ -118,7 +125,7 @@ class Runs:
         self, config: RunConfig, settings: Settings, name: str, make: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         path = self.folder / f"{config.name}.{name}"
-        self._forget(path)
+        self._forget(config, path)
         facts = plain({"run": asdict(config), "settings": asdict(settings) | {"seeds": None}})
         with suppress(OSError, ValueError, KeyError):  # not made yet, or damaged
             kept = json.loads(path.read_text())
@@ -128,11 +135,10 @@ class Runs:
         write_atomically(path, json.dumps({"facts": facts, "measured": measured}) + "\n")
         return measured
 
-    def _forget(self, path: Path) -> None:
+    def _forget(self, config: RunConfig, path: Path) -> None:
         """If everything is to be made anew, remove what an earlier process left; several analyses may ask for it."""
         if self._fresh and path not in self._made_anew:
-            path.unlink(missing_ok=True)
-            checkpoint.remove(path.with_suffix(".checkpoint"))
+            forget(config, self.folder, path)
             self._made_anew.add(path)
 
     def each(self, items: Sequence[Item], what: str) -> Iterator[Item]:

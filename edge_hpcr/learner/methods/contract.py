@@ -45,6 +45,9 @@ class Batch:
     records: Records
     step: int
     tau: float
+    ids: np.ndarray  # of the incoming samples, as the memory would store them
+    # Logits that the averaged weights give these inputs, without a gradient; None if the learner keeps no average.
+    teach: Callable[[Tensor], Tensor] | None = None
 
     @property
     def num_classes(self) -> int:

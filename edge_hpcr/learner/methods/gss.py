@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import losses
 from edge_hpcr.learner.methods.contract import Batch, Method, StepView
+from edge_hpcr.learner.methods.per_sample import PerSample
 from edge_hpcr.learner.network import Network
 
 FIRST = 0.1  # the score of samples that met an empty memory
@@ -34,10 +35,11 @@ class GSS(Method):
     Config = Config
     source = "Aljundi et al., NeurIPS 2019; the program RaptorMai/online-continual-learning was read"
 
-    # By sample id, because slots change when samples leave.
-    ids, scores = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    # Of the batch that is stored next: the slot of each newcomer, and its score.
+    # Of the batch that is stored next: the id of each newcomer, and its score.
     coming: tuple[Batch, dict[int, float]] | None = None
+
+    def begin(self, view: StepView) -> None:
+        self.scores = PerSample(FIRST, torch.float32)
 
     def loss(self, batch: Batch) -> Tensor:
         return losses.replay_cross_entropy(batch.logits, batch.labels)
@@ -53,25 +55,15 @@ class GSS(Method):
                 return {}
             room = count
         scores = similarities(network, inputs[:room], labels[:room], kept)
-        slots = slots or dict(replacements(self._scores_of(held.ids()), scores, view.rng))
-        ends = {row: len(held) + row if slot is None else slot for row, slot in slots.items()}
-        self.coming = batch, {slot: float(scores[row]) for row, slot in ends.items()}
+        slots = slots or dict(replacements(np.array(self.scores.of(held.ids())), scores, view.rng))
+        self.coming = batch, {int(batch.ids[row]): float(scores[row]) for row in slots}
         return slots
 
     def after_step(self, view: StepView, batch: Batch) -> None:
-        ids = view.held.ids()
-        scores = self._scores_of(ids)
-        if self.coming is not None and self.coming[0] is batch:
-            for slot, score in self.coming[1].items():
-                # Under a byte budget some of them may have left again.
-                if slot < len(ids) and ids[slot] not in self.ids:
-                    scores[slot] = score
+        # What a refused step chose is not stored.
+        new = self.coming[1] if self.coming is not None and self.coming[0] is batch else {}
+        self.scores.follow(view.held.ids(), new)
         self.coming = None
-        self.ids, self.scores = torch.tensor(ids), torch.tensor(scores, dtype=torch.float32)
-
-    def _scores_of(self, ids: np.ndarray) -> np.ndarray:
-        known = dict(zip(self.ids.tolist(), self.scores.tolist(), strict=True))
-        return np.array([known.get(each, FIRST) for each in ids.tolist()])
 
     def _gradients_of_held(self, view: StepView) -> Tensor:
         held = len(view.held)
@@ -85,10 +77,10 @@ class GSS(Method):
         return torch.stack(gradients)
 
     def state(self) -> dict[str, Tensor]:
-        return {"ids": self.ids, "scores": self.scores}
+        return self.scores.state("scores")
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.ids, self.scores = state["ids"].cpu(), state["scores"].cpu()
+        self.scores.load_state(state, "scores")
 
 
 def gradient(network: Network, inputs: Tensor, labels: Tensor) -> Tensor:

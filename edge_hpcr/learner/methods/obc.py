@@ -1,26 +1,69 @@
 """OBC (Chrysakis and Moens 2023): the network learns as in ER, but its classifier from replayed samples alone.
 
-The step's gradient of the proxies is dropped; that of a fresh draw from memory takes its place, with features as they are
-used for predictions. The mechanism is remembered: of the publication only the abstract was read.
+ER's loss goes through a surrogate classifier, which teaches the features and is used for nothing else; the proxies, which
+answer, follow a fresh draw from memory, with features as they are used for predictions. Of the publication the abstract and
+the introduction were read (the classifier is optimised apart from the layers before it); the surrogate is how a public program
+of others (`er_obc`, built on Mammoth) has it. `surrogate=false` is the first edition's reading: no second classifier, the
+features learn through the proxies. The size of the fresh draw is ER's.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from edge_hpcr.learner import losses
 from edge_hpcr.learner.methods.contract import Batch, StepView
 from edge_hpcr.learner.methods.er import ER
+from edge_hpcr.learner.network import ClassRows
+
+
+@dataclass(frozen=True)
+class Config:
+    surrogate: bool = True  # the features learn through a classifier of their own
 
 
 class OBC(ER):
     name = "obc"
     order = 132
-    source = "Chrysakis and Moens, ICLR 2023, abstract only; no program; the mechanism is remembered"
-    known_difference = "the mechanism is remembered"
+    source = (
+        "Chrysakis and Moens, ICLR 2023, abstract and introduction; the surrogate after a program of others"
+    )
+    Config = Config
+    earlier: ClassVar = {"surrogate": False}
+
+    surrogate: ClassRows | None = None
+
+    def begin(self, view: StepView) -> None:
+        self.network = view.network
+        if self.config.surrogate:
+            self.surrogate = ClassRows(view.network.feature_size, view.device)
+            self.network.extra["surrogate"] = self.surrogate
+
+    @torch.no_grad()
+    def add_class(self) -> None:
+        """The surrogate's row starts where the proxy does: an angle to zero has no meaning."""
+        if self.surrogate is not None:
+            self.surrogate.weight[-1] = self.network.proxies[-1]
+
+    def loss(self, batch: Batch) -> Tensor:
+        if self.surrogate is None:
+            return super().loss(batch)
+        rows = F.normalize(self.surrogate.weight, dim=1)
+        logits = F.normalize(batch.features, dim=1) @ rows.T / batch.tau
+        return losses.replay_cross_entropy(logits, batch.labels)
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
+        network = view.network
         if batch.incoming_rows == len(batch.labels):
-            return  # while nothing is replayed, only the incoming samples can teach the classifier
-        drawn, network = view.held.sample(view.replay), view.network.eval()
+            # While nothing is replayed, only the incoming samples can teach the classifier.
+            if self.surrogate is not None and self.surrogate.weight.grad is not None:
+                network.proxies.grad = self.surrogate.weight.grad.clone()
+            return
+        drawn = view.held.sample(view.replay)
+        network.eval()
         with torch.no_grad():
             features = network.features(view.plain(drawn.inputs))
         loss = F.cross_entropy(network.logits(features), torch.from_numpy(drawn.labels).to(view.device))

@@ -1,0 +1,40 @@
+"""Which of the held samples a step replays: at random, class by class, or those that were replayed least."""
+
+from typing import Any
+
+import numpy as np
+
+DRAWS = ("random", "deck", "least_used")
+
+
+class Deck:
+    """A shuffled deck of the classes, one sample of each; it is shuffled anew when it is used up.
+
+    Rare classes are replayed as often as frequent ones.
+    """
+
+    def __init__(self, cards: list[int] | None = None) -> None:
+        self.cards = list(cards or [])
+
+    def choose(self, labels: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+        """`min(size, len(labels))` distinct slots."""
+        order = rng.permutation(len(labels))
+        shuffled = order[np.argsort(labels[order], kind="stable")]
+        classes, starts = np.unique(labels[shuffled], return_index=True)
+        members = dict(zip(classes.tolist(), map(list, np.split(shuffled, starts[1:])), strict=True))
+        chosen: list[Any] = []
+        while len(chosen) < min(size, len(labels)):
+            if not self.cards:
+                self.cards = rng.permutation([each for each, left in members.items() if left]).tolist()
+            card = self.cards.pop()
+            if members.get(card):  # the class may have lost its samples since the deck was shuffled
+                chosen.append(members[card].pop())
+        return np.array(chosen, np.int64)
+
+    def drop_class(self, column: int) -> None:
+        self.cards = [card - (card > column) for card in self.cards if card != column]
+
+
+def least_used(uses: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """The slots that were replayed least; chance decides among equals."""
+    return np.lexsort((rng.random(len(uses)), uses))[:size]

@@ -1,0 +1,58 @@
+"""Edge: HPCR whose averaged weights teach the live ones (MKD, Michel et al., ICML 2024).
+
+`L_HPCR + weight KL(teacher || student)`, on the rows that `taught` names: each costs a forward pass more. A new class is
+in the average from its first step on, so the teacher knows it as soon as anybody does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.learner import losses
+from edge_hpcr.learner.methods import hpcr
+from edge_hpcr.learner.methods.contract import Batch
+
+TAUGHT = ("all", "views", "replayed", "replayed_views", "none")
+
+
+@dataclass(frozen=True)
+class Config(hpcr.Config):
+    teacher: float = 5.5  # weight of the averaged weights' answers
+    taught: str = (
+        "all"  # rows that they answer; "views": the augmented ones; "none": the stored logits stay alone
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("taught", self.taught, TAUGHT)
+        if self.teacher < 0:
+            raise UserError(f"teacher {self.teacher}: a weight of a loss is not negative")
+
+
+class Edge(hpcr.HPCR):
+    name = "edge"
+    order = 5
+    source = "the paper, with the momentum teacher of Michel et al., ICML 2024; no row of the paper's tables"
+    Config = Config
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = super().loss(batch)
+        rows = self.taught(batch)
+        if batch.teach is None or self.config.teacher == 0 or not len(rows):
+            return loss
+        answers = batch.teach(batch.inputs[rows])
+        share = len(rows) / len(batch.labels)  # a row weighs the same whichever others are taught
+        return loss + self.config.teacher * share * losses.teacher_divergence(batch.logits[rows], answers)
+
+    def taught(self, batch: Batch) -> Tensor:
+        """The rows whose answers the teacher gives."""
+        every: Any = torch.arange(len(batch.labels), device=batch.labels.device)
+        groups = [every[batch.incoming], every[batch.replayed]]
+        if self.config.taught.startswith("replayed"):
+            groups = groups[1:]
+        if self.config.taught.endswith("views") and batch.views > 1:
+            groups = [each[len(each) // 2 :] for each in groups]
+        return every[:0] if self.config.taught == "none" else torch.cat(groups)

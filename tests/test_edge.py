@@ -1,0 +1,98 @@
+"""The method `edge`: HPCR whose averaged weights teach, against a slow loop; and what else sets it apart."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from rival_parts import batch_of, observe, rival
+
+from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner import methods
+from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.memory import MemoryConfig
+
+pytestmark = pytest.mark.computes
+
+
+def taught_batch():
+    """Two incoming and three replayed samples, each with a view, and a teacher who doubles what it is shown."""
+    batch = batch_of(incoming=[0, 1] * 2, replayed=[2, 3, 0] * 2, views=2)
+    inputs = torch.randn(len(batch.labels), 4, generator=torch.Generator().manual_seed(1))
+    return replace(batch, inputs=inputs, teach=lambda shown: 2 * shown)
+
+
+def divergence(student: list[float], teacher: list[float]) -> float:
+    """`sum_c t_c log(t_c / s_c)` of the softmax of both."""
+
+    def shares(values: list[float]) -> list[float]:
+        exponentials = [math.exp(value) for value in values]
+        return [each / sum(exponentials) for each in exponentials]
+
+    return sum(t * math.log(t / s) for t, s in zip(shares(teacher), shares(student), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("taught", "rows"),
+    [
+        ("all", range(10)),
+        ("views", [2, 3, 7, 8, 9]),
+        ("replayed", range(4, 10)),
+        ("replayed_views", [7, 8, 9]),
+        ("none", []),
+    ],
+)
+def test_the_teacher_answers_the_rows_that_it_is_asked_for(taught, rows):
+    batch = taught_batch()
+    terms = [divergence(batch.logits[row].tolist(), (2 * batch.inputs[row]).tolist()) for row in rows]
+    plain = methods.create("hpcr").loss(batch).item()
+    loss = methods.create("edge", {"teacher": 3.0, "taught": taught}).loss(batch).item()
+    assert loss == pytest.approx(plain + 3 * sum(terms) / 10, rel=1e-4)
+
+
+def test_without_weight_or_average_it_is_hpcr():
+    batch = taught_batch()
+    plain = methods.create("hpcr").loss(batch).item()
+    assert methods.create("edge", {"teacher": 0.0}).loss(batch).item() == plain
+    assert methods.create("edge").loss(replace(batch, teach=None)).item() == plain
+
+
+def test_the_teacher_is_the_average_of_the_weights_and_has_no_gradient():
+    learner = rival("edge", memory=MemoryConfig(samples=20), ema_decay=0.9)
+    for seed in range(3):
+        observe(learner, [0, 1, 2, 3], seed)
+    asked = []
+    loss = learner.method.loss
+
+    def watched(batch):
+        asked.append((batch.teach(batch.inputs), learner.average.network.eval()(batch.inputs)[0]))
+        return loss(batch)
+
+    learner.method.loss = watched
+    observe(learner, [0, 1, 2, 3], 9)
+    answers, expected = asked[0]
+    assert torch.equal(answers, expected) and not answers.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"teacher": -1.0}, "teacher -1"), ({"taught": "some"}, "taught")]
+)
+def test_wrong_options_are_refused(wrong, said):
+    with pytest.raises(UserError, match=said):
+        methods.create("edge", wrong)
+
+
+def test_the_learning_rate_falls_with_the_root_of_the_steps():
+    learner = rival("er", memory=MemoryConfig(samples=20), lr_decay=4, lr=0.1)
+    for seed in range(12):
+        observe(learner, [0, 1], seed)
+    before = learner.network.proxies.detach().clone()
+    observe(learner, [0, 1], 12)
+    moved = learner.network.proxies.detach() - before
+    expected = -0.1 * (1 + 12 / 4) ** -0.5 * learner.network.proxies.grad
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_learning_rate_that_falls_in_no_time_is_refused():
+    with pytest.raises(UserError, match="lr_decay 0"):
+        LearnerConfig(lr_decay=0)
