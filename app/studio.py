@@ -17,6 +17,7 @@ from pydantic import Field
 
 from app.bench_runs import BenchRuns
 from app.feeder import Feeder, Shown
+from app.meanwhile import in_words, labelled_meanwhile
 from app.published import Models
 from app.room import Demonstration, Room
 from app.sample_answers import SampleAnswers
@@ -58,7 +59,6 @@ OWN = "own"  # the name of the person's own room
 
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
-MOST_NAMED = 3  # samples, in a sentence
 PATIENCE = 30.0  # seconds for the learner to end its step
 DONE_TEXTS = {
     "label": "labelled",
@@ -266,32 +266,15 @@ class Studio:
         What somebody else has labelled differently meanwhile stays so: whoever looks at it then may decide anew.
         """
         with self.journal.transaction():  # nobody labels between looking and labelling
-            taken = self._labelled_meanwhile(samples, seen or [], class_id)
-            stay = [f"sample {i} stays {what}" for i, what in [*taken.items()][:MOST_NAMED]]
-            if len(taken) > MOST_NAMED:
-                stay.append(f"and so do {len(taken) - MOST_NAMED} others")
-            rest = [i for i in samples if i not in taken]
-            if taken and not rest:
-                raise UserError("; ".join(stay))
+            stay = labelled_meanwhile(self.journal, samples, seen or [], class_id)
+            rest = [i for i in samples if i not in stay]
+            if stay and not rest:
+                raise UserError(in_words(stay))
             event = self.journal.label(rest, class_id)
         self.live.notify()
         changed = len(event.moves)
-        told = f"{changed} labelled {self.class_name(class_id)}"
-        return Done("; ".join([told, *stay]), event.seq, class_id, changed)
-
-    def _labelled_meanwhile(self, samples: list[int], seen: list[int], class_id: int) -> dict[int, str]:
-        """Samples that have another class than the page showed, in words."""
-        now = self.journal.labels_of(samples)
-        other = {
-            i: now[i]
-            for i, was in zip(samples, seen, strict=False)
-            if now.get(i) not in (None, was, class_id)
-        }
-        authors = self.journal.authors_of(other)
-        return {
-            i: f"{self.class_name(each)}, which {authors.get(i, 'somebody')} has called it meanwhile"
-            for i, each in other.items()
-        }
+        told = f"{changed} labelled {self.class_name(class_id)}" + (f"; {in_words(stay)}" if stay else "")
+        return Done(told, event.seq, class_id, changed)
 
     def label_samples_as(self, samples: Ids, name: Text, seen: Seen | None = None) -> Done:
         """Label samples by the class's name; the class is made if there is none of that name."""

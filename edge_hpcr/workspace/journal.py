@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import many
 from edge_hpcr.workspace import records
 from edge_hpcr.workspace.database import as_user_errors, open_for_writing
 from edge_hpcr.workspace.held_out import choose_held_out
 from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
-from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState
+from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState, TakenBack
 
 # Ids are handed out before their rows exist; taking them by the block saves a sync a sample, and gaps do no harm.
 _ID_BLOCK = 64
@@ -31,21 +30,6 @@ class _Known(NamedTuple):
     state: SampleState
     has_image: bool
     ever_trained: bool
-
-
-class TakenBack(NamedTuple):
-    """An import that was undone."""
-
-    event: Event
-    samples: int
-    classes: int
-    kept: int  # samples that somebody has changed since
-
-    def __str__(self) -> str:
-        kept = f"; {many(self.kept, 'sample')} changed since stay as they are" if self.kept else ""
-        return (
-            f"import undone: {many(self.samples, 'label')} and {many(self.classes, 'class')} taken back{kept}"
-        )
 
 
 class Journal(Queries):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name
+from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name, many
 
 # Who acts in this thread or request: events carry it. A server sets it to the user's name.
 AUTHOR: ContextVar[str] = ContextVar("author", default="local")
@@ -141,6 +141,21 @@ class Event:
         ]
         closed = [i for i, before, after in body.classes if before.state == "live" and after.state != "live"]
         return cls(seq, at, kind, moves, closed, body.lost, body.of)
+
+
+class TakenBack(NamedTuple):
+    """An import that was undone."""
+
+    event: Event
+    samples: int
+    classes: int
+    kept: int  # samples that somebody has changed since
+
+    def __str__(self) -> str:
+        kept = f"; {many(self.kept, 'sample')} changed since stay as they are" if self.kept else ""
+        return (
+            f"import undone: {many(self.samples, 'label')} and {many(self.classes, 'class')} taken back{kept}"
+        )
 
 
 @dataclass(frozen=True)
