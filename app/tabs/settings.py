@@ -20,6 +20,7 @@ ELSEWHERE = frozenset(
     {
         *("source", "source_labels", "memory_bytes", "codec"),
         *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep", "publish_int8"),
+        "publish_key",  # a file of secrets: on the command line only
     }
 )
 FIRST = "What matters"  # the rest is folded

@@ -474,14 +474,15 @@ def import_labelled(
     from edge_hpcr.workspace.transfer import import_samples, look_at
 
     found = look_at(context.obj, path, split=split)  # before a workspace is made for nothing
-    print(f"found {found}")
     if look:
+        print(f"found {found}")
         for name, pictures in found.classes.items():
             print(f"  {name}: {_count(pictures, 'picture')}")
         return 0
     with Workspace.open(context.obj) as workspace:
         for sentence in workspace.report:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
+        print(f"found {found}", file=sys.stderr)
         try:
             result = import_samples(workspace, path, _progress("imported"), split=split)
         except KeyboardInterrupt:
@@ -490,7 +491,7 @@ def import_labelled(
         quarantine = workspace.layout.quarantine
     print(f"imported {_count(result.samples, 'sample')}, made {_count(result.classes, 'class')}")
     if result.samples:
-        print(f"`undo {context.obj} --import` takes it back")
+        print(f"`undo {context.obj} --import` takes it back", file=sys.stderr)
     if result.known:
         deleted = f" ({result.deleted:,} deleted here earlier)" if result.deleted else ""
         print(f"left as it is what was here already: {_count(result.known, 'file')}{deleted}")
