@@ -40,6 +40,7 @@ bench: install-dev browser ## measure this machine: a step, exported models, the
 	$(BIN)/python -m benchmarks.speed --out results/speed.json
 	$(BIN)/python -m benchmarks.latency --out results/latency.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.clients
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
 	$(BIN)/python -m benchmarks.fleet --out results/fleet.json --page docs/scale.md
 	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json

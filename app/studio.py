@@ -86,6 +86,7 @@ class Done:
 
 class Studio:
     def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
+        self._rules = rules
         self.own = self._room = Room(workspace, rules)
         self.room_name = OWN
         self.runs = BenchRuns(workspace.layout.benchmarks)
@@ -146,7 +147,7 @@ class Studio:
         """Show everybody the demonstration, in a workspace of its own; the own one goes on unseen."""
         with self._labelling:
             if self._room is self.own:
-                room = Demonstration(self.own.workspace.settings)
+                room = Demonstration(self.own.workspace.settings, self._rules)
                 room.start()
                 self._show_room(room, f"demonstration-{secrets.token_hex(4)}")
         return Done("the demonstration: nothing of it stays")

@@ -60,13 +60,17 @@ def test_the_metadata_say_everything_and_nothing_of_the_exporter_is_left(model):
     facts = {each.key: each.value for each in model.metadata_props}
     wanted = "format version step created classes image unknown_below temperature accuracy feature_size edge_hpcr versions"
     assert sorted(facts) == sorted(wanted.split())
-    assert json.loads(facts["versions"]).keys() == {"edge_hpcr", "torch", "onnx", "opset"}
+    versions = json.loads(facts["versions"])
+    assert versions.keys() == {"edge_hpcr", "torch", "onnx", "opset", "ir"}
+    assert (versions["opset"], versions["ir"]) == (model.opset_import[0].version, model.ir_version) == (11, 6)
     assert json.loads(facts["classes"])[3] == {
         "id": first().snapshot.classes[3].id,
         "name": first().snapshot.classes[3].name,
         "colour": "#1f77b4",
     }
-    assert json.loads(facts["image"]) == {"height": 8, "width": 8, "resize": "centre-square-area"}
+    assert json.loads(facts["image"]) == {
+        "height": 8, "width": 8, "colour": "RGB", "layout": "NHWC", "type": "uint8", "resize": "centre-square-area",
+    }  # fmt: skip
     assert (facts["unknown_below"], facts["temperature"], facts["version"]) == ("0.4", "1.3", "1")
     assert b"pkg.torch" not in model.SerializeToString() and b"/work" not in model.SerializeToString()
 

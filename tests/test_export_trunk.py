@@ -222,6 +222,12 @@ def test_efficientnet_is_exported_with_its_trunk(backbone, tmp_path):
     made = export_full(snapshot, tmp_path / "model.onnx")
     assert made.parity.same_answer == 6
     assert save_template(tmp_path / TEMPLATE, made.model, snapshot)
+    small = quantised(made.model, images)
+    scaled = {name for node in small.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    layers = [node.input[1] in scaled for node in small.graph.node if node.op_type == "Conv"]
+    assert layers == [False] * 7 + [True] * (len(layers) - 7), (
+        "stem and two blocks, as far as the third depthwise layer"
+    )
     results = Classifier.load(tmp_path / "model.onnx", "cpu", 1).predict(list(images))
     predicted = learner.predict(images, averaged=True)
     for result, scores in zip(results, predicted.scores, strict=True):

@@ -56,7 +56,7 @@ def test_a_version_says_what_it_is_and_is_current(exports):
         "colour": "#1f77b4",
     }
     assert (facts["unknown_below"], facts["temperature"]) == (0.4, 1.3)
-    assert set(facts["versions"]) == {"edge_hpcr", "torch", "onnx", "opset"}
+    assert set(facts["versions"]) == {"edge_hpcr", "torch", "onnx", "opset", "ir"}
     latest = read_latest(exports)
     assert (latest.version, latest.folder) == (1, "v000001")
     assert (

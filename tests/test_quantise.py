@@ -57,7 +57,10 @@ def test_eight_bits_answer_nearly_as_the_plain_model_and_describe_themselves_ali
     metadata = [
         {each.key: each.value for each in m.metadata_props} for m in (eight_bits, first().exported.model)
     ]
+    versions = [json.loads(each.pop("versions")) for each in metadata]
     assert metadata[0] == metadata[1]
+    assert versions[0] == {**versions[1], "opset": 13, "ir": 7}
+    assert (eight_bits.opset_import[0].version, eight_bits.ir_version) == (13, 7)
 
 
 @pytest.mark.slow

@@ -4,6 +4,17 @@ import cv2
 import numpy as np
 
 RESIZE_RULE = "centre-square-area"
+# For whoever writes it again in another language; every manifest has it.
+RESIZE_STEPS = (
+    "Turn a grey picture into RGB by repeating its values. A picture has h rows and w columns, the model's input H and W.",
+    "Crop the middle: h' = min(h, max(1, round(w * H / W))) rows and w' = min(w, max(1, round(h * W / H))) columns, halves "
+    "rounded to even, from row (h - h') // 2 and column (w - w') // 2 on.",
+    "If h' >= H and w' >= W, each pixel of the result is the mean of the area that it covers: rows y * h' / H to "
+    "(y + 1) * h' / H, columns x * w' / W to (x + 1) * w' / W; a source pixel that is covered in part counts by that part.",
+    "Otherwise interpolate linearly between the four pixels around row (y + 0.5) * h' / H - 0.5 and column "
+    "(x + 0.5) * w' / W - 0.5; beyond the edge, the edge's pixel counts.",
+    "Round to whole numbers from 0 to 255. No other scaling: the rest is in the model.",
+)
 
 
 def check_rule(name: str) -> None:

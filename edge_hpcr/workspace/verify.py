@@ -202,8 +202,8 @@ def _check_exports(layout: Layout) -> list[Problem]:
     for manifest in sorted(layout.exports.rglob("manifest.json")):
         try:
             facts = json.loads(manifest.read_text(encoding="utf-8"))
-            variants = [each for each in (facts.get("variants") or {}).values() if each and "sha256" in each]
-            for file in (facts, *variants):
+            more = [*(facts.get("variants") or {}).values(), *(facts.get("beside") or {}).values()]
+            for file in (facts, *(each for each in more if each and "sha256" in each)):
                 model = manifest.parent / str(file.get("file", "model.onnx"))
                 if "sha256" in file and sha256(model) != file["sha256"]:
                     problems.append(

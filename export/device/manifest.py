@@ -2,7 +2,7 @@
 
 exports/latest.json               the current version: replaced atomically
 exports/v000017/manifest.json     what the version is, with size and SHA-256 of its files
-exports/v000017/model.onnx        and its variants
+exports/v000017/model.onnx        and its variants; beside it labels, a model card and a golden sample
 """
 
 import io
@@ -28,6 +28,7 @@ VARIANTS = ("fp32", "int8", "fp16")
 LARGEST_MODEL = 500_000_000
 LARGEST_MANIFEST = 32_000_000
 LARGEST_LATEST = 65_536
+MOST_BESIDE = 20
 LARGEST_SIDE = 1024
 LARGEST_FEATURE = 2**20
 MOST_CLASSES = 65_535
@@ -186,6 +187,7 @@ class Manifest(Described):
     model: ModelFile
     variants: dict[str, ModelFile]
     missing_variants: dict[str, str]  # the reason why there is none
+    beside: dict[str, ModelFile]  # for people and other programs; none in versions of 0.1
     facts: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -204,12 +206,13 @@ class Manifest(Described):
             model=_parse_file(facts),
             variants=variants,
             missing_variants=missing,
+            beside=_parse_beside(facts),
             facts=facts.values,
         )
 
     @property
     def files(self) -> list[ModelFile]:
-        return [self.model, *self.variants.values()]
+        return [self.model, *self.variants.values(), *self.beside.values()]
 
     def file_of(self, variant: str) -> ModelFile:
         """The file of a variant; the plain model's if this version does not have it."""
@@ -240,6 +243,15 @@ def _parse_variants(facts: Facts) -> tuple[dict[str, ModelFile], dict[str, str]]
         else:
             kept[name] = _parse_file(variant)
     return kept, missing
+
+
+def _parse_beside(facts: Facts) -> dict[str, ModelFile]:
+    if facts.values.get("beside") is None:
+        return {}
+    listed = facts.inner("beside")
+    if len(listed.values) > MOST_BESIDE:
+        raise BadModel(f"{facts.where}: beside names {len(listed.values)} files, more than {MOST_BESIDE}")
+    return {name: _parse_file(listed.inner(name)) for name in listed.values}
 
 
 def parse_json(data: bytes | str, where: str) -> Any:

@@ -17,16 +17,18 @@ from typing import Any
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import flush_to_disk, write_through
+from edge_hpcr.stream.resize import RESIZE_STEPS
 from export.device.errors import BadModel
 from export.device.manifest import LATEST, MANIFEST, Manifest, read_manifest, read_model_file
 from export.device.model import Classifier
+from export.publish.companions import write_companions
 from export.publish.policy import FEWEST_SAMPLES, Policy, Refused, falls_by_more
 from export.publish.quantise import MAKERS, none
 from export.publish.republish import load_template, republish, save_template
 from export.publish.running import TwoParts, read_model
 from export.publish.snapshot import Snapshot
 from export.publish.staging import end_staging, staged
-from export.publish.to_onnx import Exported, ParityFailed, described, export_full, file_facts
+from export.publish.to_onnx import OUTPUTS, Exported, ParityFailed, described, export_full, file_facts
 from export.publish.versions import (
     changing,
     folder_name,
@@ -93,14 +95,17 @@ def publish(
             made = {name: MAKERS[name](writing / MODEL, exported, snapshot, kept) for name in variants}
             facts = {
                 **described(snapshot, exported, version),
+                "resize_steps": RESIZE_STEPS,
+                "outputs": list(OUTPUTS),
                 **file_facts(writing / MODEL),
                 "parity": asdict(exported.parity),
                 "variants": made,
             }
             _write_manifest(writing, facts)
-            if refused := _check_as_a_device(writing):
-                made.update(refused)
-                _write_manifest(writing, facts)
+            classifier, refused = _check_as_a_device(writing)
+            made.update(refused)
+            facts["beside"] = write_companions(writing, classifier, snapshot, facts)
+            _write_manifest(writing, facts)
             if (key := signing_key(exports)) is not None:
                 key.sign_folder(writing)
             flush_to_disk(writing)
@@ -207,11 +212,14 @@ def _write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     write_through(folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _check_as_a_device(folder: Path) -> dict[str, dict[str, Any]]:
-    """A version that no device would take is not published; a variant that none would take is removed, with the reason."""
+def _check_as_a_device(folder: Path) -> tuple[Classifier, dict[str, dict[str, Any]]]:
+    """The model as a device loads it, and the variants that none would take, with the reason: those are removed.
+
+    A version that no device would take is not published.
+    """
     try:
         manifest = read_manifest(folder)
-        Classifier.load_version(folder, manifest, "cpu", 1)
+        classifier = Classifier.load_version(folder, manifest, "cpu", 1)
     except BadModel as error:
         raise Refused(f"a device would refuse the model: {error}") from None
     refused = {}
@@ -221,4 +229,4 @@ def _check_as_a_device(folder: Path) -> dict[str, dict[str, Any]]:
         except BadModel as error:
             (folder / file.file).unlink()
             refused[variant] = none(f"a device would refuse it: {str(error).removeprefix(f'{folder}/')}")
-    return refused
+    return classifier, refused

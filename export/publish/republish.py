@@ -16,6 +16,7 @@ from onnx import ModelProto
 from edge_hpcr import __version__
 from export.publish.kept import keep, kept
 from export.publish.policy import TOLERANCE
+from export.publish.portable import FORM
 from export.publish.snapshot import Snapshot
 from export.publish.to_onnx import Exported, fill, finish, without_weights
 
@@ -33,6 +34,7 @@ def template_facts(snapshot: Snapshot) -> dict[str, Any]:
         "trunk": None if trunk is None else {"sha256": trunk.sha256, "latent": list(trunk.latent_shape)},
         "weights": {name: list(tensor.shape) for name, tensor in weights},
         "method": snapshot.method,
+        "form": FORM,
         "edge_hpcr": __version__,
         "torch": installed("torch"),
         "onnx": installed("onnx"),

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,9 @@ class Snapshot:
         np.ndarray
     )  # uint8 [n, H, W, 3], at least one: from the memory, else from the workspace, else noise
     held_out: HeldOutSamples
+    labels: Mapping[int, int] = field(
+        default_factory=dict
+    )  # labelled samples by class; empty if nobody counted
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
@@ -161,7 +164,9 @@ def _memory_images(learner: Learner, shape: tuple[int, int, int]) -> np.ndarray:
 def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:
     rows, size = workspace.journal.classes(), (copied.height, copied.width)
     named = _named(copied, {row.id: ClassLabel(row.id, row.name, row.colour) for row in rows})
-    whole = replace(named, held_out=held_out_samples(workspace, size))
+    whole = replace(
+        named, held_out=held_out_samples(workspace, size), labels={row.id: row.labels for row in rows}
+    )
     if copied.network.backbone.trunk is None:
         return whole
     # The memory holds latents: the images are on the disk, and of those some stay the same from version to version.

@@ -27,11 +27,12 @@ from torch.nn import functional as F
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256, write_through
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.network import Network, Unit
 from edge_hpcr.stream.resize import RESIZE_RULE
 from export.device.manifest import FORMAT
 from export.device.providers import one_line
 from export.publish.policy import TOLERANCE
+from export.publish.portable import TRACED_OPSET, merge_pools, name_pixels, opset_of, portable
 from export.publish.running import IMAGE, LATENT, Accuracy, Outputs, RunningModel, TwoParts, joined
 from export.publish.snapshot import Snapshot, parity_images
 
@@ -66,10 +67,6 @@ class Exported:
     created: str
     model: ModelProto = field(repr=False)
 
-    @property
-    def opset(self) -> int:
-        return next(each.version for each in self.model.opset_import if not each.domain)
-
 
 class Images(nn.Module):
     """Images as they come, through the trunk."""
@@ -80,6 +77,13 @@ class Images(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.trunk(_pixels(image))
+
+
+class Direction(nn.Module):
+    """As `Unit`; torch's own normalize would expand the lengths to the features' shape, which not every tool can."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features / features.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
 
 
 class Deployed(nn.Module):
@@ -96,15 +100,17 @@ class Deployed(nn.Module):
         self.sees_images = network.backbone.trunk is None
         self.backbone = network.backbone.deployable()
         self.head = copy.deepcopy(head)
+        if isinstance(self.head.lift, Unit):
+            self.head.lift = Direction()
+        self.direction = Direction()
         directions = F.normalize(network.proxies.detach(), dim=1)
         self.register_buffer("proxies", directions.T.contiguous())
         self.register_buffer("temperature", torch.tensor(temperature))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         feature = self.backbone(_pixels(inputs) if self.sees_images else inputs)
-        direction = feature / feature.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
         scores = (self.head(feature) / self.temperature).softmax(1)
-        return scores, feature, (direction @ self.proxies).amax(1)
+        return scores, feature, (self.direction(feature) @ self.proxies).amax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
         """What learning changes, by the names that the exporter gives it."""
@@ -153,6 +159,7 @@ def _trace_once(
             (weights, example) if weights else (example,),
             dynamo=True,
             optimize=True,
+            opset_version=TRACED_OPSET,
             input_names=[*weights, IMAGE if example.dtype == torch.uint8 else LATENT],
             output_names=list(names),
             dynamic_shapes=(dict.fromkeys(weights), *shapes) if weights else shapes,
@@ -168,10 +175,10 @@ def trace(snapshot: Snapshot) -> ModelProto:
     module = deployed(snapshot)
     rest = fill(_traced(module, inputs, OUTPUTS, dict(module.state_dict())), snapshot)
     if trunk is None:
-        return rest
+        return portable(rest)
     # A copy: while it traces, the exporter puts stand-ins in the place of weights, and the learner uses the same trunk.
     below = Images(copy.deepcopy(trunk.on(torch.device("cpu")))).eval()
-    return joined(_traced(below, images, (LATENT,), {}), rest)
+    return portable(joined(_traced(below, images, (LATENT,), {}), rest))
 
 
 def without_weights(model: ModelProto, snapshot: Snapshot) -> ModelProto | None:
@@ -224,6 +231,9 @@ def _traced(
     model = program.model_proto
     del model.graph.input[:-1]  # the weights, which will be part of it
     _clean(model)
+    merge_pools(model)
+    if example.dtype == torch.uint8:
+        name_pixels(model)
     return model
 
 
@@ -275,6 +285,11 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
+def graph_versions(model: ModelProto) -> dict[str, int]:
+    """What a runtime must be able to read."""
+    return {"opset": opset_of(model), "ir": model.ir_version}
+
+
 def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, Any]:
     """What a manifest and a model's metadata both say of a model."""
     packages = {"edge_hpcr": __version__, "torch": installed("torch"), "onnx": installed("onnx")}
@@ -283,13 +298,20 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
         "version": version,
         "created": exported.created,
         "step": snapshot.step,
-        "image": {"height": snapshot.height, "width": snapshot.width, "resize": RESIZE_RULE},
+        "image": {
+            "height": snapshot.height,
+            "width": snapshot.width,
+            "colour": "RGB",
+            "layout": "NHWC",
+            "type": "uint8",
+            "resize": RESIZE_RULE,
+        },
         "classes": [asdict(each) for each in snapshot.classes],
         "unknown_below": snapshot.unknown_below,
         "temperature": snapshot.temperature,
         "feature_size": snapshot.network.feature_size,
         "accuracy": asdict(exported.accuracy),
-        "versions": {**packages, "opset": exported.opset},
+        "versions": {**packages, **graph_versions(exported.model)},
     }
 
 

@@ -253,6 +253,12 @@ class EfficientNetLite0(Backbone):
         centred = (self.levels(inputs) - self.centre) * self.shares
         return centred + self.adapter(centred)
 
+    def deployable(self) -> nn.Module:
+        """Without the number of samples seen, which only learning needs."""
+        network = super().deployable()
+        del network.seen
+        return network
+
     def sketch(self, features: Tensor) -> Tensor:
         return features @ self.projection.to(features)
 

@@ -1,0 +1,163 @@
+"""What lies beside a model for whoever uses it without our code: names, a model card, and a golden sample.
+
+The golden sample is a picture with the answers to it, by which a port finds out whether it resizes and runs the model as
+it should. The picture is drawn (a gear of the demonstration's workbench, 320 x 240): nobody's own pictures leave the workspace with
+a model.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from edge_hpcr.common.files import write_through
+from edge_hpcr.common.units import format_bytes
+from edge_hpcr.live.status import accuracy_text
+from edge_hpcr.stream.resize import RESIZE_STEPS, prepare
+from export.device.model import Classifier
+from export.publish.snapshot import Snapshot
+from export.publish.to_onnx import file_facts
+
+LABELS, CARD = "labels.txt", "model-card.md"
+GOLDEN, PICTURE, INPUT = "golden.json", "golden.png", "golden-input.png"
+# Of a score or similarity. The picture's is larger: a resize that rounds a pixel otherwise is still right.
+TOLERANCES = {"input": 0.001, "image": 0.01}
+MOST_NAMES = 200  # of classes in a card
+_PICTURE = Path(__file__).with_name(PICTURE)
+_SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|"})
+
+
+def write_companions(
+    folder: Path, classifier: Classifier, snapshot: Snapshot, facts: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Write everything that belongs beside the model in `folder`; how the manifest names it."""
+    write_through(folder / LABELS, "".join(f"{each.name}\n" for each in snapshot.classes))
+    write_through(folder / CARD, model_card(snapshot, facts))
+    picture, frame = _picture()
+    prepared = prepare(frame, (snapshot.height, snapshot.width))
+    write_through(folder / PICTURE, picture)
+    write_through(folder / INPUT, cv2.imencode(".png", prepared[..., ::-1])[1].tobytes())
+    write_through(folder / GOLDEN, json.dumps(golden(classifier, prepared), indent=1, ensure_ascii=False))
+    names = {"labels": LABELS, "card": CARD, "golden": GOLDEN, "golden_image": PICTURE, "golden_input": INPUT}
+    return {key: file_facts(folder / name) for key, name in names.items()}
+
+
+@cache
+def _picture() -> tuple[bytes, np.ndarray]:
+    """The golden picture as a file and as a frame."""
+    data = _PICTURE.read_bytes()
+    return data, np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
+
+
+def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
+    """What the plain model answers to the golden picture."""
+    classes = classifier.info.classes
+    (result,) = classifier.predict_prepared(prepared[None], len(classes))
+    scores = {label.id: round(label.confidence, 7) for label in result.top}
+    return {
+        "image": PICTURE,
+        "input": INPUT,  # the picture after the resize, as the model sees it
+        "scores": [scores[each.id] for each in classes],
+        "similarity": round(result.similarity, 7),
+        "unknown": result.unknown,
+        "best": {"id": result.top[0].id, "name": result.top[0].name},
+        "tolerance": TOLERANCES,
+    }
+
+
+def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
+    """What a person should know of the model: what it tells apart, how well, on what that rests, how it was made."""
+    return (
+        "\n\n".join(
+            [
+                f"# Model, version {facts['version']}",
+                _summary(snapshot, facts),
+                "## Classes",
+                _classes(snapshot),
+                "## How well",
+                _accuracy(snapshot, facts),
+                "## How to use it",
+                _use(snapshot, facts),
+                "## Files",
+                _files(facts),
+                "## How it was made",
+                _making(snapshot, facts),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _summary(snapshot: Snapshot, facts: dict[str, Any]) -> str:
+    return (
+        f"An image classifier of {len(snapshot.classes):,} classes, published on {facts['created'].replace('T', ' ')} by "
+        f"Edge HPCR {facts['versions']['edge_hpcr']}, after step {snapshot.step:,} of a learner that goes on learning."
+    )
+
+
+def _classes(snapshot: Snapshot) -> str:
+    rows = ["| score | id | name | labels |", "|--:|--:|:--|--:|"]
+    for place, each in enumerate(snapshot.classes[:MOST_NAMES]):
+        labels = f"{snapshot.labels[each.id]:,}" if each.id in snapshot.labels else "not known"
+        rows.append(f"| {place} | {each.id} | {each.name.translate(_SPECIAL)} | {labels} |")
+    more = len(snapshot.classes) - MOST_NAMES
+    return "\n".join(rows) + (f"\n\nand {more:,} more: see `{LABELS}`" if more > 0 else "")
+
+
+def _accuracy(snapshot: Snapshot, facts: dict[str, Any]) -> str:
+    accuracy = facts["accuracy"]
+    said = accuracy_text(accuracy["held_out"], accuracy["samples"])
+    lines = [
+        f"- Held-out accuracy: {said}. These samples were labelled by the same people from the same source as the others "
+        "and never trained on; pictures from elsewhere may be recognised less often.",
+        f"- Its answers were compared with the network's on {facts['parity']['images']} images: "
+        f"{facts['parity']['same_answer']} alike, scores within {facts['parity']['max_score_difference']:.1e}.",
+    ]
+    for name, made in facts["variants"].items():
+        if made.get("kept") is False:
+            lines.append(f"- No {name}: {made['reason']}.")
+        else:
+            lines.append(f"- {name}: {accuracy_text(made['accuracy'], made['samples'])} on the same samples.")
+    return "\n".join(lines)
+
+
+def _use(snapshot: Snapshot, facts: dict[str, Any]) -> str:
+    image, threshold = facts["image"], snapshot.unknown_below
+    unknown = (
+        "No threshold for *unknown* is known yet: take `similarity` for information."
+        if threshold is None
+        else f"A picture whose `similarity` is below {threshold:g} is *unknown*: of none of these classes."
+    )
+    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(RESIZE_STEPS, 1))
+    return (
+        f"Input `image`: uint8 [N, {image['height']}, {image['width']}, 3], RGB. Outputs: `scores` [N, {len(snapshot.classes)}], "
+        f"probabilities in the order of `{LABELS}`; `feature`; `similarity` [N]. {unknown}\n\n"
+        f"The resize, `{image['resize']}`, to H x W of the input:\n\n{steps}\n\n"
+        f"`{GOLDEN}` has the answers to `{PICTURE}` and to `{INPUT}`, which is the same picture after the resize."
+    )
+
+
+def _files(facts: dict[str, Any]) -> str:
+    kept = [made for made in facts["variants"].values() if made.get("kept") is not False]
+    rows = ["| file | size | bytes | SHA-256 |", "|:--|--:|--:|:--|"]
+    for file in (facts, *kept):
+        rows.append(
+            f"| {file['file']} | {format_bytes(file['bytes'])} | {file['bytes']} | `{file['sha256']}` |"
+        )
+    return "\n".join(rows)
+
+
+def _making(snapshot: Snapshot, facts: dict[str, Any]) -> str:
+    labels = sum(snapshot.labels.values())
+    data = f"{labels:,} labelled pictures, the held-out ones among them" if labels else "not known here"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"- Data: {data}; collected and labelled by the people who taught it.\n"
+        f"- Network: {snapshot.backbone}, learned with {snapshot.method}; temperature {snapshot.temperature:.3g}.\n"
+        f"- Versions: {versions}."
+    )
