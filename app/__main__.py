@@ -16,6 +16,7 @@ from app.security import ENVIRONMENT, LOCAL, check_proxy, read_credentials, refu
 from app.tls import AUTO
 from edge_hpcr.commands.cli import examples, new_commands, run
 from edge_hpcr.common.errors import Failed, UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.stream.rules import SOURCES_UNDER, Rules, checked_folders
 
 EXAMPLES = f"""
@@ -124,7 +125,7 @@ def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
     finally:
         unstored = server.stop()
     if unstored:
-        raise Failed(f"{unstored} labels could not be stored: make room, and show their source again")
+        raise Failed(f"{many(unstored, 'label')} could not be stored: make room, and show their source again")
     return 0
 
 

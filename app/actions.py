@@ -11,12 +11,13 @@ from edge_hpcr.common.errors import UserError
 NAMED_ALIKE = (
     *("new_class", "undo", "redo", "clear_problem", "hold", "label_samples", "label_samples_as", "dismiss"),
     *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
+    *("cancel_transfer", "choose_split", "take_import", "undo_import"),
     *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),
 )
 METHODS = {
     "label": Studio.label_frames,
     "source": Studio.use_source,
-    "import": Studio.import_folder,
+    "import": Studio.look_at_import,
     "export": Studio.export_samples,
 } | {name: getattr(Studio, name) for name in NAMED_ALIKE}
 ACTIONS = {name: TypeAdapter(method, config=ConfigDict(strict=True)) for name, method in METHODS.items()}

@@ -9,6 +9,7 @@ from app.tabs.parts import PLAIN
 HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/edge/static/style.css">
+<link rel="stylesheet" href="/edge/static/review.css">
 <link rel="stylesheet" href="/edge/static/teach.css">
 <script type="module" src="/edge/static/edge.js"></script>
 """
@@ -50,6 +51,10 @@ def theme() -> gr.themes.Base:
         button_primary_background_fill_dark="*primary_700",
         button_primary_text_color="white",
         button_primary_text_color_dark="white",
+        block_title_text_color="*neutral_700",
+        block_title_text_color_dark="*neutral_200",
+        checkbox_background_color_selected="*primary_600",
+        checkbox_background_color_selected_dark="*primary_600",
         link_text_color="*primary_700",
         link_text_color_dark="*primary_300",
     )

@@ -5,8 +5,10 @@ Publishing and measuring run in threads of their own; the page asks for their pr
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import shutil
 import threading
 import time
@@ -19,6 +21,7 @@ from stat import S_ISREG
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import write_atomically
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.stream.decode import decode_image, read_bytes
@@ -34,6 +37,7 @@ LOG = logging.getLogger(__name__)
 
 CALLS, WARM_UP = 50, 3
 MOST_SECONDS = 3.0  # of measuring one file: large images take long, and the learner wants the processor too
+LATENCIES_KEPT = 1000
 STOP_SECONDS = 60.0
 ABANDONED_SECONDS = 600.0  # after these an upload that is still empty will bring nothing
 
@@ -88,6 +92,37 @@ class Version:
         return {"fp32": self.manifest.model, **self.manifest.variants}
 
 
+class Latencies:
+    """What was measured of model files on this machine, by their checksums; kept in a file, so that a restart knows it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._machine = platform.node()
+        self._known: dict[str, Latency] = {}
+        try:
+            kept = json.loads(path.read_bytes())
+            if kept["machine"] == self._machine:  # a copied workspace was measured elsewhere
+                self._known = {
+                    digest: Latency(float(ms), int(calls)) for digest, (ms, calls) in kept["files"].items()
+                }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass  # none yet, or damaged: it is measured again
+
+    def get(self, digest: str) -> Latency | None:
+        return self._known.get(digest)
+
+    def put(self, digest: str, latency: Latency) -> None:
+        self._known[digest] = latency
+        measured = [(name, each) for name, each in self._known.items() if each.milliseconds is not None]
+        files = {name: (each.milliseconds, each.calls) for name, each in measured[-LATENCIES_KEPT:]}
+        try:
+            write_atomically(
+                self._path, json.dumps({"machine": self._machine, "files": files}), durable=False
+            )
+        except OSError as error:
+            LOG.warning("%s: %s", self._path, error.strerror)
+
+
 class Models:
     """The versions in a workspace's exports folder. Any thread may ask."""
 
@@ -98,7 +133,7 @@ class Models:
         self._lock = threading.Lock()
         self._publication = Publication()
         self._publisher: threading.Thread | None = None
-        self._latencies: dict[tuple[int, str], Latency] = {}
+        self._latencies = Latencies(live.workspace.layout.latencies)
         self._to_measure: list[int] = []
         self._measurer: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -123,9 +158,14 @@ class Models:
     def roll_to(self, version: int) -> Manifest:
         """Make this version the current one."""
         try:
-            return roll_to(self.exports, version)
+            manifest = roll_to(self.exports, version)
         except BadModel as error:  # latest.json is damaged
             raise UserError(f"cannot change the current version: {error}; publish a new one") from None
+        with self._lock:
+            if self._publication.phase != "publishing":  # what it said of another version is over
+                sentence = f"Version {version} is the current one now: devices change to it."
+                self._publication = Publication("published", sentence)
+        return manifest
 
     # Publishing -------------------------------------------------------------------------------------------------------
 
@@ -176,8 +216,8 @@ class Models:
 
     # Latency ----------------------------------------------------------------------------------------------------------
 
-    def latency(self, version: int, variant: str) -> Latency | None:
-        return self._latencies.get((version, variant))
+    def latency(self, file: ModelFile) -> Latency | None:
+        return self._latencies.get(file.sha256)
 
     @property
     def measuring(self) -> bool:
@@ -212,14 +252,14 @@ class Models:
             manifest = read_manifest(folder)
         except BadModel:
             return  # no longer kept
-        for variant in ("fp32", *manifest.variants):
-            if (number, variant) in self._latencies:
+        for variant, file in {"fp32": manifest.model, **manifest.variants}.items():
+            if self._latencies.get(file.sha256) is not None:
                 continue
             try:
                 classifier = Classifier.load_version(folder, manifest, "cpu", 1, variant)
-                self._latencies[number, variant] = _latency(classifier, self._stopping)
+                self._latencies.put(file.sha256, _latency(classifier, self._stopping))
             except BadModel as error:
-                self._latencies[number, variant] = Latency(None, problem=str(error))
+                self._latencies.put(file.sha256, Latency(None, problem=str(error)))
 
     # A picture --------------------------------------------------------------------------------------------------------
 

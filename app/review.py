@@ -1,4 +1,4 @@
-"""Pages of samples for the Review tab: the queue, and the labelled samples, suspicious labels first on demand."""
+"""Pages of samples for the Review tab: the queue, and the labelled samples, each with what the learner says of it now."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.suspicious import Suspicion
 from edge_hpcr.workspace.label_queue import UNKNOWN, rank
 from edge_hpcr.workspace.queries import Queries, reading
@@ -19,16 +20,20 @@ PAGE = 60
 MOST_RANKED = 2000  # of a longer queue, those of the highest priority: ranking takes time
 MOST_NAMED = 5000  # ids in one question
 LONGEST_SEARCH = 200
+UNSURE = 0.5  # from this priority on: the two best classes are less than half apart, or it is unknown
+PATIENCE = 1.0  # seconds to ask the learner about samples; the page asks again for the rest
+MOST_SOURCES = 100
 SMALL = 64  # pixels a side; such images are shown with every pixel sharp
 
 
 def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
     """One page of a view, as the page's script asks for it.
 
-    view: queue or labelled; page: from 0. Labelled samples can be chosen by `class` (an id) and `search` (a class's
-    name, a sample's id, an origin), and with `doubts=1` the suspicious ones come first. `stay` names samples that are
-    on the screen and keep their places, so that nothing moves under somebody's hand; `selected` asks which of these
-    are still in the view.
+    view: queue or labelled; page: from 0. Both can be chosen by `source`, by `guess` (what the learner says now: a
+    class's id, `unknown`, or `other` than the label) and with `unsure=1`; labelled ones also by `class` (an id) and
+    `search` (a class's name, a sample's id, an origin), and with `doubts=1` the suspicious ones come first. `stay` names
+    samples that are on the screen and keep their places, so that nothing moves under somebody's hand; `selected` asks
+    which of these are still in the view. `asking` is how many samples the learner has not been asked about yet.
     """
     view = query.get("view", "queue")
     one_of("view", view, STATES)
@@ -41,21 +46,70 @@ def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
         else:
             ids = _labelled(journal, query, [*doubts] if query.get("doubts") == "1" else [])
             total = len(ids)
+        chosen, asking = _filtered(studio, journal, ids, query, STATES[view])
+        if len(chosen) < len(ids) or asking:
+            ids, total = chosen, len(chosen)
         pages = max(1, -(-len(ids) // PAGE))
         number = min(_number(query, "page") or 0, pages - 1)
         rows = journal.rows_of(_chosen(ids, number, _ids(query, "stay")))
         authors = journal.authors_of(row.id for row in rows)
         selected = journal.in_state(STATES[view], _ids(query, "selected"))
+        sources = sorted({source_of(origin) for origin in journal.origins(STATES[view])})
+    shown = [row.id for row in rows if row.has_image]
+    answers = studio.answers.of(shown, PATIENCE)
     return {
         "view": view,
         "page": number,
         "pages": pages,
         "total": total,
         "selected": selected,
+        "sources": sources[:MOST_SOURCES],
+        "asking": max(asking, sum(i not in answers for i in shown)),
         "samples": [
-            _described(row, alike.get(row.id), doubts.get(row.id), authors.get(row.id)) for row in rows
+            _described(row, alike.get(row.id), doubts.get(row.id), authors.get(row.id), answers.get(row.id))
+            for row in rows
         ],
     }
+
+
+def source_of(origin: str) -> str:
+    """Where a sample came from, for choosing: files by their folder or zip, everything else by its name.
+
+    >>> source_of("camera 0"), source_of("/parts/mug/1.png"), source_of("uploaded a.zip/mug/1.png")
+    ('camera 0', '/parts/mug', 'uploaded a.zip')
+    """
+    if "://" in origin or "/" not in origin:
+        return origin
+    archive, found, _ = origin.partition(".zip/")
+    return f"{archive}.zip" if found else origin.rpartition("/")[0]
+
+
+def _filtered(
+    studio: Studio, journal: Queries, ids: list[int], query: dict[str, str], state: str
+) -> tuple[list[int], int]:
+    """Those that fit what is asked for, and how many the learner could not be asked about in time."""
+    if source := query.get("source", ""):
+        origins = journal.origins_of(state)
+        ids = [i for i in ids if source_of(origins.get(i, "")) == source]
+    guess, unsure = query.get("guess", ""), query.get("unsure") == "1"
+    if not guess and not unsure:
+        return ids, 0
+    wanted = _number(query, "guess") if guess not in ("", "unknown", "other") else None
+    labels = journal.labels_of(ids) if guess == "other" else {}
+    ids = ids[:MOST_RANKED]
+    answers = studio.answers.of(ids, PATIENCE)
+
+    def fits(sample_id: int, answer: Answer) -> bool:
+        best = None if answer.unknown or not answer.best else answer.best[0]
+        if unsure and answer.priority < UNSURE:
+            return False
+        if guess == "unknown":
+            return best is None
+        if guess == "other":
+            return best is not None and best != labels.get(sample_id)
+        return wanted is None or best == wanted
+
+    return [i for i in ids if i in answers and fits(i, answers[i])], sum(i not in answers for i in ids)
 
 
 def look_alikes(ids: Sequence[int], hashes: Sequence[int], distance: int) -> list[list[int]]:
@@ -125,7 +179,11 @@ def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
 
 
 def _described(
-    row: SampleRow, alike: list[int] | None, doubt: Suspicion | None, author: str | None
+    row: SampleRow,
+    alike: list[int] | None,
+    doubt: Suspicion | None,
+    author: str | None,
+    answer: Answer | None,
 ) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -135,8 +193,10 @@ def _described(
         "small": max(row.width, row.height) <= SMALL,
         "origin": row.origin,
         "author": author,
-        "unknown": row.priority >= UNKNOWN,
+        "unknown": answer.unknown if answer else row.priority >= UNKNOWN,
+        "unsure": (answer.priority if answer else row.priority) >= UNSURE,
         "priority": round(row.priority, 3),
+        "guess": [[class_id, round(share, 3)] for class_id, share in answer.top] if answer else None,
         "alike": alike,
         "suggested": doubt.suggested if doubt else None,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.changing import ChangingClasses
 from app.feeder import Feeder
+from app.sample_answers import SampleAnswers
 from app.temporary import own_folder
 from app.transfers import Transfers
 from edge_hpcr.live.live_learner import LiveLearner
@@ -29,6 +30,7 @@ class Room:
         self.feeder = Feeder(workspace, self.live, rules)
         self.transfers = Transfers(workspace, self.live, rules)
         self.classes = ChangingClasses(self.journal)
+        self.answers = SampleAnswers(self.live)
 
     def start(self) -> None:
         """Begin to learn, with the source of the last time. Until somebody has chosen one, none runs."""

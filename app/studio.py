@@ -17,11 +17,14 @@ from pydantic import Field
 
 from app.bench_runs import BenchRuns
 from app.feeder import Feeder, Shown
+from app.meanwhile import in_words, labelled_meanwhile
 from app.published import Models
 from app.room import Demonstration, Room
+from app.sample_answers import SampleAnswers
 from app.states import frame_state, learned_state, source_state
 from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
@@ -44,6 +47,10 @@ Ids = Annotated[
     list[Annotated[int, Field(gt=0, lt=2**53)]],
     Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
 ]
+Seen = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**53)]],
+    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
+]
 Text = Annotated[str, Field(max_length=2000, description="a text")]
 Flag = Annotated[bool, Field(description="true or false")]
 Share = Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")]
@@ -63,6 +70,7 @@ DONE_TEXTS = {
     "recolour_class": "a new colour",
     "merge_classes": "merged classes",
     "delete_class": "deleted a class",
+    "undo_import": "took an import back",
 }
 
 
@@ -101,6 +109,10 @@ class Studio:
     @property
     def journal(self) -> Journal:
         return self._room.journal
+
+    @property
+    def answers(self) -> SampleAnswers:
+        return self._room.answers
 
     @property
     def live(self) -> LiveLearner:
@@ -249,16 +261,26 @@ class Studio:
 
     # Samples and classes ----------------------------------------------------------------------------------------------
 
-    def label_samples(self, samples: Ids, class_id: ClassId) -> Done:
-        event = self.journal.label(samples, class_id)
+    def label_samples(self, samples: Ids, class_id: ClassId, seen: Seen | None = None) -> Done:
+        """Label samples; `seen` are the classes that the page showed of them, 0 for none.
+
+        What somebody else has labelled differently meanwhile stays so: whoever looks at it then may decide anew.
+        """
+        with self.journal.transaction():  # nobody labels between looking and labelling
+            stay = labelled_meanwhile(self.journal, samples, seen or [], class_id)
+            rest = [i for i in samples if i not in stay]
+            if stay and not rest:
+                raise UserError(in_words(stay))
+            event = self.journal.label(rest, class_id)
         self.live.notify()
         changed = len(event.moves)
-        return Done(f"{changed} labelled {self.class_name(class_id)}", event.seq, class_id, changed)
+        told = f"{changed} labelled {self.class_name(class_id)}" + (f"; {in_words(stay)}" if stay else "")
+        return Done(told, event.seq, class_id, changed)
 
-    def label_samples_as(self, samples: Ids, name: Text) -> Done:
+    def label_samples_as(self, samples: Ids, name: Text, seen: Seen | None = None) -> Done:
         """Label samples by the class's name; the class is made if there is none of that name."""
         with self.journal.transaction():  # a sample that is gone must not leave a class behind
-            return self.label_samples(samples, self.journal.class_named(name))
+            return self.label_samples(samples, self.journal.class_named(name), seen)
 
     def dismiss(self, samples: Ids) -> Done:
         event = self.journal.dismiss(samples)
@@ -285,13 +307,15 @@ class Studio:
         name = self.class_name(class_id)
         moved = self.journal.merge_classes(class_id, into)
         self.live.notify()
-        return Done(f"{name} merged into {self.class_name(into)}: {moved} samples moved", None, into, moved)
+        return Done(
+            f"{name} merged into {self.class_name(into)}: {many(moved, 'sample')} moved", None, into, moved
+        )
 
     def delete_class(self, class_id: ClassId) -> Done:
         name = self.class_name(class_id)
         lost = self.journal.delete_class(class_id)
         self.live.notify()
-        return Done(f"{name} deleted with {lost} samples; u undoes it", None, None, lost)
+        return Done(f"{name} deleted with {many(lost, 'sample')}; u undoes it", None, None, lost)
 
     def class_name(self, class_id: int) -> str:
         return self.journal.class_name(class_id) or f"class {class_id}"
@@ -301,8 +325,21 @@ class Studio:
 
     # Import and export ------------------------------------------------------------------------------------------------
 
-    def import_folder(self, path: Text) -> Done:
-        return Done(f"importing {self.transfers.import_folder(path).name} …")
+    def look_at_import(self, path: Text) -> Done:
+        return Done(f"looking at {self.transfers.look_at_folder(path).name} …")
+
+    def choose_split(self, number: Id, split: Text) -> Done:
+        self.transfers.choose_split(number, split)
+        return Done("")
+
+    def take_import(self, number: Id) -> Done:
+        return Done(f"importing {self.transfers.take_found(number).name} …")
+
+    def undo_import(self, number: Id) -> Done:
+        with self._labelling:
+            told = self.transfers.undo_import(number)
+        self.live.notify()
+        return Done(told)
 
     def export_samples(self) -> Done:
         return Done(f"exporting {self.transfers.export().name} …")

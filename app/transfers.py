@@ -19,16 +19,21 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many, natural_order
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.stream.class_folders import EVERY_SPLIT
 from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.transfer import Exported, Imported, export_samples, import_samples
+from edge_hpcr.workspace.transfer import Exported, Imported, export_samples, import_samples, look_at
 
 LOG = logging.getLogger(__name__)
 
 LARGEST_UPLOAD = 500_000_000  # bytes
-EXPORT_SECONDS = 600.0  # a finished export that nobody fetches is removed after these
+EXPORT_SECONDS = (
+    600.0  # a finished export that nobody fetches, or a zip nobody wants imported, is removed after these
+)
 REASONS_SHOWN = 5
+CLASSES_SHOWN = 30
 LONGEST_NAME = 80
 STOP_SECONDS = 30.0
 
@@ -44,17 +49,21 @@ class Job:
     number: int
     kind: str  # import or export
     name: str  # for people
-    phase: str  # uploading, running; done, failed or cancelled
+    phase: str  # uploading, looking, asking, running; done, failed or cancelled
     done: int = 0
     total: int = 0  # bytes while it is uploaded, samples afterwards; 0: not known yet
     message: str = ""
     reasons: list[str] = field(default_factory=list)  # of the first bad files
     stop: threading.Event = field(default_factory=threading.Event)
     folder: Path | None = None  # its own temporary one
+    source: Path | None = None  # of an import, and the name that people know it by
+    called: Path | None = None
+    found: dict[str, Any] | None = None  # what the source holds, for the question whether to import it
+    taken_by: str | None = None  # the number by which the import can be taken back
 
     @property
     def under_way(self) -> bool:
-        return self.phase in ("uploading", "running")
+        return self.phase in ("uploading", "looking", "running")
 
     def drop_folder(self) -> None:
         if self.folder is not None:
@@ -100,23 +109,25 @@ class Transfers:
         job = self._job
         if job is None:
             return None
-        names = ("number", "kind", "name", "phase", "done", "total", "message", "reasons")
+        names = ("number", "kind", "name", "phase", "done", "total", "message", "reasons", "found")
         shown = {name: getattr(job, name) for name in names}
-        return {**shown, "ready": job.kind == "export" and self._ready is not None}
+        ready = job.kind == "export" and self._ready is not None
+        return {**shown, "ready": ready, "can_undo": job.taken_by is not None}
 
     # Import -----------------------------------------------------------------------------------------------------------
 
-    def import_folder(self, text: str) -> Job:
-        """Take in a folder or a zip that lies on the server's machine."""
+    def look_at_folder(self, text: str) -> Job:
+        """See what a folder or a zip on the server's machine holds; `take_found` imports it."""
         path = _absolute(text)
         self._rules.check_path(path)
-        job = self._begin("import", str(path), "running")
-        self._run(job, lambda: self._import(job, path, None))
+        job = self._begin("import", str(path), "looking")
+        job.source = path
+        self._run(job, lambda: self._look(job))
         return job
 
     @contextmanager
     def receiving(self, name: str, size: int | None) -> Iterator[Upload]:
-        """Receive a zip; when the block ends it is imported, and when it raises nothing is left."""
+        """Receive a zip; when the block ends it is looked at, and when it raises nothing is left."""
         refuse_too_large(size or 0)
         called = upload_name(name)
         job = self._begin("import", called, "uploading")
@@ -133,20 +144,80 @@ class Transfers:
             job.phase = "cancelled" if job.stop.is_set() else "failed"
             raise
         job.done = job.total = 0
-        job.phase = "running"
-        self._run(job, lambda: self._import(job, path, Path(called)))
+        job.phase = "looking"
+        job.source, job.called = path, Path(called)
+        self._run(job, lambda: self._look(job))
 
-    def _import(self, job: Job, source: Path, called: Path | None) -> str:
+    def _look(self, job: Job) -> str:
+        job.found = self._found(job, None)
+        self._expire(self._forget_question, job)
+        job.phase = "asking"
+        return ""
+
+    def _found(self, job: Job, split: str | None) -> dict[str, Any]:
+        found = look_at(self.workspace.path, _source(job), job.called, split)
+        if not found.classes:
+            raise UserError(
+                f"{job.name} holds no pictures in folders: a folder for each class, with images, is expected"
+            )
+        classes = sorted(found.classes.items(), key=lambda item: natural_order(item[0]))
+        return {
+            "text": str(found),
+            "classes": classes[:CLASSES_SHOWN],
+            "more_classes": max(0, len(classes) - CLASSES_SHOWN),
+            "pictures": sum(found.classes.values()),
+            "splits": [*found.folders.splits],
+            "split": found.folders.split or EVERY_SPLIT,
+        }
+
+    def choose_split(self, number: int, split: str) -> Job:
+        """See what the source that is asked about holds in another split, or in all of them."""
+        job = self._asking(number)
+        job.found = self._found(job, split)
+        return job
+
+    def take_found(self, number: int) -> Job:
+        """Import what was found."""
+        with self._lock:
+            job = self._asking(number)
+            job.phase = "running"
+        split = job.found["split"] if job.found and job.found["splits"] else None
+        self._run(job, lambda: self._import(job, split))
+        return job
+
+    def _asking(self, number: int) -> Job:
+        job = self._job
+        if job is None or job.number != number or job.phase != "asking":
+            raise UserError("that import is no longer asked about: choose the folder or zip again")
+        return job
+
+    def _forget_question(self, job: Job) -> None:
+        with self._lock:
+            if job.phase == "asking":
+                job.phase, job.message = "cancelled", "nobody answered: nothing was imported"
+                job.drop_folder()
+
+    def _import(self, job: Job, split: str | None) -> str:
         def progress(done: int, total: int) -> None:
             job.done, job.total = done, total
             self.live.notify()
 
-        result = import_samples(self.workspace, source, progress, job.stop, called)
+        result = import_samples(self.workspace, _source(job), progress, job.stop, job.called, split)
         job.reasons = result.reasons[:REASONS_SHOWN]
+        job.taken_by = result.number if result.samples else None
         if job.stop.is_set() and (job.done < job.total or not job.total):
             job.phase = "cancelled"
             return f"cancelled; what was taken in so far stays: {imported_text(result)}"
         return imported_text(result)
+
+    def undo_import(self, number: int) -> str:
+        """Take back an import that this page has seen; a sentence about it."""
+        job = self._job
+        if job is None or job.number != number or job.taken_by is None:
+            raise UserError("that import cannot be undone here any more: `undo W --import` does it")
+        told = str(self.workspace.journal.take_back_import(job.taken_by))
+        job.taken_by, job.message, job.reasons = None, told, []
+        return told
 
     # Export -----------------------------------------------------------------------------------------------------------
 
@@ -166,10 +237,13 @@ class Transfers:
         result = export_samples(self.workspace, path, progress)
         with self._lock:
             self._ready, job.folder = path, None
-            self._expiry = threading.Timer(EXPORT_SECONDS, self._drop_export, [path])
-            self._expiry.daemon = True
-            self._expiry.start()
+        self._expire(self._drop_export, path)
         return exported_text(result)
+
+    def _expire(self, forget: Callable[[Any], None], what: Any) -> None:
+        self._expiry = threading.Timer(EXPORT_SECONDS, forget, [what])
+        self._expiry.daemon = True
+        self._expiry.start()
 
     def take_export(self) -> IO[bytes]:
         """The finished zip, opened; its file is removed, so that nothing is left if the download breaks off."""
@@ -199,9 +273,12 @@ class Transfers:
 
     def cancel(self) -> None:
         job = self._job
-        if job is None or not job.under_way:
+        if job is None or not (job.under_way or job.phase == "asking"):
             raise UserError("nothing to cancel: no import or export is under way")
         job.stop.set()
+        if job.phase == "asking":
+            job.phase, job.message = "cancelled", "nothing was imported"
+            job.drop_folder()
 
     def stop(self) -> None:
         """End what is under way; an import goes on from there when it is started again."""
@@ -212,12 +289,16 @@ class Transfers:
             thread.join(STOP_SECONDS)
         with self._lock:
             self._forget_export()
+            if job is not None:
+                job.drop_folder()
 
     def _begin(self, kind: str, name: str, phase: str) -> Job:
         with self._lock:
             if self._job is not None and self._job.under_way:
                 raise UserError(f"an {self._job.kind} is under way: wait for its end, or cancel it")
             self._forget_export()
+            if self._job is not None:
+                self._job.drop_folder()  # of one that was asked about
             self._job = Job(next(self._numbers), kind, name, phase)
             return self._job
 
@@ -234,7 +315,7 @@ class Transfers:
             phase = "done"
             try:
                 job.message = work()
-                phase = job.phase if job.phase == "cancelled" else "done"
+                phase = job.phase if job.phase in ("cancelled", "asking") else "done"
             except _Cancelled:
                 phase, job.message = "cancelled", f"the {job.kind} was cancelled"
             except UserError as error:
@@ -243,7 +324,8 @@ class Transfers:
                 LOG.exception("the %s of %s failed", job.kind, job.name)
                 phase, job.message = "failed", f"the {job.kind} failed; the program's log says why"
             finally:
-                job.drop_folder()
+                if phase != "asking":
+                    job.drop_folder()
                 job.phase = phase  # last, since it is what everybody waits for
                 self.live.notify()
 
@@ -251,6 +333,12 @@ class Transfers:
             target=copy_context().run, args=(run,), name=job.kind, daemon=True
         )  # with the author of who asked for it
         self._thread.start()
+
+
+def _source(job: Job) -> Path:
+    if job.source is None:
+        raise UserError("that is no import: choose a folder or zip")
+    return job.source
 
 
 def refuse_too_large(size: int) -> None:
@@ -293,17 +381,11 @@ def imported_text(result: Imported) -> str:
     """
     earlier = f" ({result.deleted} of them deleted here earlier)" if result.deleted else ""
     return (
-        f"{_many(result.samples, 'sample')} labelled, {_many(result.classes, 'new class', 'new classes')}, "
+        f"{many(result.samples, 'sample')} labelled, {many(result.classes, 'new class')}, "
         f"{result.known:,} known already{earlier}, {result.bad:,} bad"
     )
 
 
 def exported_text(result: Exported) -> str:
-    missing = f"; {_many(result.missing, 'label')} had no image any more" if result.missing else ""
-    return (
-        f"{_many(result.samples, 'sample')} of {_many(result.classes, 'class', 'classes')} exported{missing}"
-    )
-
-
-def _many(count: int, one: str, more: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+    missing = f"; {many(result.missing, 'label')} had no image any more" if result.missing else ""
+    return f"{many(result.samples, 'sample')} of {many(result.classes, 'class')} exported{missing}"

@@ -58,7 +58,7 @@ def test_a_version_is_published_by_hand_measured_and_shown(taught):
     assert publication.phase == "published" and "Version 1 is published" in publication.text
     (version,) = models.versions()
     assert version.current and not version.rolled_back_from and version.number == 1
-    latency = models.latency(1, "fp32")
+    latency = models.latency(version.manifest.model)
     assert latency.milliseconds > 0 and latency.calls <= published.CALLS
     page = tab.versions_html(models, [version])
     assert (
@@ -147,7 +147,8 @@ def test_a_damaged_version_says_so_instead_of_a_latency(taught):
     (folder / "model.onnx").write_bytes(b"nonsense")
     models.measure([1, 5])
     finished(models)
-    assert models.latency(1, "fp32").milliseconds is None and models.latency(5, "fp32") is None
+    (version,) = models.versions()
+    assert models.latency(version.manifest.model).milliseconds is None
     assert "instead of" in tab.versions_html(models, models.versions())
 
 
@@ -203,7 +204,8 @@ def test_a_latency_that_was_measured_is_not_measured_again(taught):
     one, models = taught
     one.teach(0)
     publish(one.exports, snapshot_of(one.live), variants=())
-    models._latencies[1, "fp32"] = Latency(1.25, 50)
+    (version,) = models.versions()
+    models._latencies.put(version.manifest.model.sha256, Latency(1.25, 50))
     models.measure([1])
     finished(models)
-    assert models.latency(1, "fp32") == Latency(1.25, 50)
+    assert models.latency(version.manifest.model) == Latency(1.25, 50)

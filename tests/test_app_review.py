@@ -17,6 +17,7 @@ from edge_hpcr.live.suspicious import Suspicion
 from edge_hpcr.stream.gate import hamming
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.label_queue import UNKNOWN, rank
+from edge_hpcr.workspace.records import AUTHOR
 
 APART = [0, 0xFFFF, 0xFFFF_0000, 0xFFFF_0000_0000]  # hashes of which no two are alike
 
@@ -60,7 +61,10 @@ def shown(studio, **query):
 # The queue --------------------------------------------------------------------------------------------------------
 
 
-def test_the_queue_shows_the_most_informative_first_and_says_what_is_unknown(studio):
+def test_the_queue_shows_the_most_informative_first_and_says_what_is_unknown(studio, monkeypatch):
+    monkeypatch.setattr(
+        review, "PATIENCE", 0.0
+    )  # before the learner is asked, what it said when they were queued counts
     ids = take(studio, hashes=APART)
     studio.journal.set_priorities({ids[0]: 0.1, ids[1]: UNKNOWN, ids[2]: 0.9, ids[3]: 0.4})
     answer = page(studio)
@@ -173,6 +177,82 @@ def test_suspicious_labels_come_first_on_demand_and_only_those_that_still_stand(
     assert shown(studio, view="labelled")[0] == fixed, "not asked for: the latest label"
     assert shown(studio, view="labelled", doubts=1, **{"class": pen})[0] == pens[0]
     assert len(answer["samples"]) == len(set(shown(studio, view="labelled", doubts=1))) == 6
+
+
+# What the learner says ----------------------------------------------------------------------------------------------
+
+
+def prepare_answers(studio, monkeypatch, answers):
+    """As if the learner had said this of the samples: no training, no luck."""
+    monkeypatch.setattr(studio.live, "inputs_of", lambda sample_id: np.array([sample_id]))
+    monkeypatch.setattr(
+        studio.live.predictor, "answer", lambda inputs: [answers[int(each[0])] for each in inputs]
+    )
+
+
+def test_every_picture_shows_the_learners_guess_and_can_be_chosen_by_it(studio, monkeypatch):
+    mug, pen = studio.journal.create_class("mug"), studio.journal.create_class("pen")
+    sure, unsure, unknown = take(studio, 3)
+    prepare_answers(
+        studio,
+        monkeypatch,
+        {
+            sure: Answer(((mug, 0.98), (pen, 0.02)), 0.9, False),
+            unsure: Answer(((pen, 0.55), (mug, 0.45)), 0.9, False),
+            unknown: Answer(((mug, 0.9), (pen, 0.1)), 0.1, True),
+        },
+    )
+    found = {sample["id"]: sample for sample in page(studio)["samples"]}
+    assert found[sure]["guess"] == [[mug, 0.98], [pen, 0.02]]
+    assert [found[i]["unknown"] for i in (sure, unsure, unknown)] == [False, False, True]
+    assert shown(studio, guess=mug) == [sure] and shown(studio, guess=pen) == [unsure]
+    assert shown(studio, guess="unknown") == [unknown]
+    assert sorted(shown(studio, unsure=1)) == [unsure, unknown]
+    studio.label_samples([sure, unsure], mug)
+    assert shown(studio, view="labelled", guess="other") == [unsure], (
+        "called something else than it is labelled"
+    )
+    assert page(studio, guess=mug)["total"] == 0
+
+
+def test_pictures_are_chosen_by_their_source(studio):
+    camera = take(studio, 2)
+    files = take(studio, hashes=[7, 0xFFFF], origin="/parts/mug/1.png")
+    assert page(studio)["sources"] == ["/parts/mug", "camera 0"]
+    assert sorted(shown(studio, source="/parts/mug")) == files
+    assert sorted(shown(studio, source="camera 0")) == camera
+    assert shown(studio, source="nowhere") == []
+
+
+def test_a_page_does_not_wait_until_the_learner_was_asked_about_everything(studio, monkeypatch):
+    ids = take(studio, 3)
+    answer = Answer(((1, 0.9),), 0.9, False)
+    prepare_answers(studio, monkeypatch, dict.fromkeys(ids, answer))
+    monkeypatch.setattr(review, "PATIENCE", 0.0)
+    answered = page(studio)
+    assert answered["asking"] == 3 and all(sample["guess"] is None for sample in answered["samples"])
+    monkeypatch.setattr(review, "PATIENCE", 5.0)
+    assert page(studio)["asking"] == 0
+
+
+# Two people -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_that_two_people_label_differently_keeps_the_first_label_until_somebody_has_seen_it(studio):
+    mug, pen = studio.journal.create_class("mug"), studio.journal.create_class("pen")
+    ids = take(studio, 3)
+    seen = {"samples": ids[:2], "seen": [0, 0]}  # both look at the same queue
+    with_ben = AUTHOR.set("ben")
+    perform(studio, {"do": "label_samples", "class": mug, "samples": [ids[0]], "seen": [0]})
+    AUTHOR.reset(with_ben)
+    told = perform(studio, {"do": "label_samples", "class": pen, **seen})
+    assert told.message == f"1 labelled pen; sample {ids[0]} stays mug, which ben has called it meanwhile"
+    assert studio.journal.labels_of(ids) == {ids[0]: mug, ids[1]: pen}
+    again = perform(studio, {"do": "label_samples", "class": pen, "samples": [ids[0]], "seen": [mug]})
+    assert again.message == "1 labelled pen", "now the other label has been seen"
+    with pytest.raises(UserError, match=f"sample {ids[0]} stays pen"):
+        perform(studio, {"do": "label_samples_as", "name": "cup", "samples": [ids[0]], "seen": [mug]})
+    assert studio.journal.labels_of(ids[:1]) == {ids[0]: pen} and studio.journal.class_id("cup") is None
 
 
 def test_held_out_samples_are_marked_and_a_lost_image_is_told(studio):

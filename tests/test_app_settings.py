@@ -48,6 +48,12 @@ def test_every_setting_is_in_one_group_or_has_its_own_place():
     grouped = [name for group in tab.GROUPS.values() for name in group]
     assert sorted([*grouped, *tab.ELSEWHERE]) == sorted(names)
     assert [each.name for each in tab.shown()] == grouped
+    assert len(tab.GROUPS[tab.FIRST]) == 4, "the rest is folded"
+    assert tab.PURPOSES.keys() == {*grouped}
+    titles = [tab.title(name) for name in grouped]
+    assert len({*titles}) == len(titles)
+    for each in tab.shown():
+        assert f"({each.name}: {each.help}.)" in tab.explanation(each), "as the command line calls it"
 
 
 def test_a_form_that_nobody_touched_changes_nothing(studio):
@@ -58,8 +64,12 @@ def test_a_form_that_nobody_touched_changes_nothing(studio):
 def test_saved_settings_are_on_disk_and_the_answer_says_when_they_count(studio):
     form = filled(studio, micro_batch=5.0, disk_bytes="500 MB", gate_sure=0.9, threads=2, archive=True)
     told = tab.save(studio, form)
-    assert "Micro batch 5, at once" in told and "Disk 500 MB, at once" in told and "Archive on" in told
-    assert "Gate sure 0.9, with the next source or start" in told and "Threads 2, at the next start" in told
+    assert (
+        "Labels learned in one step 5, at once" in told and "Disk space for pictures 500 MB, at once" in told
+    )
+    assert "Keep every labelled picture on" in told
+    assert "Confidence that needs no label 0.9, with the next source or start" in told
+    assert "Processor cores for learning 2, at the next start" in told
     kept = Settings.load(studio.workspace.layout.settings)
     assert (kept.micro_batch, kept.disk_bytes, kept.gate_sure, kept.threads) == (5, 500_000_000, 0.9, 2)
 

@@ -80,9 +80,16 @@ class App:
     def transfer(self):
         return self.client.get("/edge/state").json()["transfer"]
 
+    def asked(self):
+        """What the page says once it has looked at an import."""
+        self.until(lambda: self.transfer()["phase"] not in ("uploading", "looking"))
+        return self.transfer()
+
     def ended(self):
-        """What the page says of the transfer once it is over."""
-        self.until(lambda: self.transfer()["phase"] not in ("uploading", "running"))
+        """What the page says of the transfer once it is over; what is asked is answered with yes."""
+        if (asked := self.asked())["phase"] == "asking":
+            self.act(do="take_import", number=asked["number"])
+        self.until(lambda: self.transfer()["phase"] != "running")
         return self.transfer()
 
     def until(self, condition):
@@ -123,7 +130,7 @@ def folder(tmp_path):
 @pytest.mark.slow
 def test_a_folder_is_imported_and_the_result_is_a_sentence(app, folder):
     (folder / "pen" / "broken.png").write_bytes(b"no image")
-    assert app.act(do="import", path=f" {folder} ")["message"] == f"importing {folder} …"
+    assert app.act(do="import", path=f" {folder} ")["message"] == f"looking at {folder} …"
     result = app.ended()
     assert result["phase"] == "done" and (result["done"], result["total"]) == (4, 4)
     assert result["message"] == "3 samples labelled, 2 new classes, 0 known already, 1 bad"
@@ -296,13 +303,55 @@ def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, fo
             told.set()
             app.studio.transfers.cancel()
 
-    monkeypatch.setattr(app.studio.live, "notify", stop_after_the_first_part)
     app.act(do="import", path=str(folder))
+    app.asked()
+    monkeypatch.setattr(app.studio.live, "notify", stop_after_the_first_part)
     result = app.ended()
     assert result["phase"] == "cancelled" and 0 < result["done"] < result["total"] == 43
     assert result["message"].startswith("cancelled; what was taken in so far stays: 10 samples labelled")
     app.act(do="import", path=str(folder))
-    assert app.ended()["message"] == "33 samples labelled, 1 new class, 10 known already, 0 bad"
+    assert app.ended()["message"] == "33 samples labelled, 0 new classes, 10 known already, 0 bad"
+
+
+@pytest.mark.slow
+def test_an_import_shows_first_what_it_found_and_does_nothing_before_somebody_says_yes(app):
+    split = {f"data/{part}/{name}": content for part in ("train", "test") for name, content in MUGS.items()}
+    app.upload(zipped({**split, "data/read.me": b"text"}))
+    asked = app.asked()
+    assert asked["phase"] == "asking" and app.labels() == {}
+    assert asked["found"]["text"] == (
+        "2 classes, 3 pictures, 1 file skipped; train/ and test/ look like splits: train is used"
+    )
+    assert asked["found"]["classes"] == [["mug", 2], ["pen", 1]]
+    assert (asked["found"]["splits"], asked["found"]["split"]) == (["train", "test"], "train")
+    app.act(do="choose_split", number=asked["number"], split="all")
+    assert app.transfer()["found"]["pictures"] == 6
+    assert (
+        "choose one of train, test or all"
+        in app.act(do="choose_split", number=asked["number"], split="x")["error"]
+    )
+    app.act(do="cancel_transfer")
+    assert app.transfer()["message"] == "nothing was imported"
+    assert app.labels() == {} and app.left() == []
+    assert "no longer asked about" in app.act(do="take_import", number=asked["number"])["error"]
+
+
+@pytest.mark.slow
+def test_an_import_is_undone_in_one_step(app, folder):
+    app.act(do="import", path=str(folder))
+    done = app.ended()
+    assert done["can_undo"] and app.labels() == {"mug": 2, "pen": 1}
+    told = app.act(do="undo_import", number=done["number"])["message"]
+    assert told == "import undone: 3 labels and 2 classes taken back"
+    assert app.labels() == {} and not app.transfer()["can_undo"]
+    assert "cannot be undone here any more" in app.act(do="undo_import", number=done["number"])["error"]
+
+
+def test_a_question_that_nobody_answers_is_forgotten_with_its_file(app, monkeypatch):
+    monkeypatch.setattr(transfers, "EXPORT_SECONDS", 0.05)
+    app.upload(zipped(MUGS))
+    app.until(lambda: app.transfer()["phase"] == "cancelled")
+    assert app.left() == [] and app.labels() == {}
 
 
 # Export -----------------------------------------------------------------------------------------------------------
@@ -384,9 +433,9 @@ def test_an_export_of_nothing_says_so(app):
 
 @pytest.mark.slow
 def test_an_export_that_nobody_fetches_is_removed(app, folder, monkeypatch):
-    monkeypatch.setattr(transfers, "EXPORT_SECONDS", 0.05)
     app.act(do="import", path=str(folder))
     app.ended()
+    monkeypatch.setattr(transfers, "EXPORT_SECONDS", 0.05)
     app.act(do="export")
     assert app.ended()["phase"] == "done"
     app.until(lambda: app.left() == [])

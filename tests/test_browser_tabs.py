@@ -130,8 +130,10 @@ def test_a_zip_is_imported_and_exported(app, browser):
     page.locator("#review details summary").first.click()
     pictures = {f"{name}/{name}.jpg": encoded(image)[0] for name, image in photos().items()}
     upload(page, zip_of(pictures))
+    page.locator("#import-take").click()
     wait_for(lambda: labels_of(app).get("flower") == 1, "the imported photographs")
     expect(page.locator("#transfer-text")).to_contain_text(re.compile("Import of .*photos.zip: 2 "))
+    page.locator("#review details summary").first.click()  # what was found has closed it
     with page.expect_download() as download:
         page.locator("#export-start").click()
     with zipfile.ZipFile(download.value.path()) as archive:
@@ -153,6 +155,8 @@ def test_bad_zips_are_refused_with_a_sentence(shared_app, browser, content, says
     page = open_page(browser, shared_app, "Review")
     page.locator("#review details summary").first.click()
     upload(page, content)
+    if "bomb" in says:  # which is seen only when it is read
+        page.locator("#import-take").click()
     wait_for(
         lambda: re.search(says, said(page)) is not None, f"a sentence about {says}; it says {said(page)}"
     )
@@ -242,6 +246,7 @@ def test_the_memory_is_made_smaller_after_a_warning(app, browser):
 
 def test_a_bad_setting_is_refused_and_a_good_one_is_kept(app, browser):
     page = open_page(browser, app, "Settings")
+    page.locator("#settings-learning button").first.click()  # it is folded
     field = page.locator("#settings-micro-batch input").first
     field.fill("0")
     page.locator("#settings-save").click()
@@ -263,16 +268,16 @@ def test_what_is_typed_while_the_tab_still_loads_stays(app, browser, monkeypatch
 
     page = open_page(browser, app)
     monkeypatch.setattr(settings_tab, "form_values", slow)
-    app.server.studio.change_settings(idle_steps=7)  # which this page has not seen
+    app.server.studio.change_settings(unknown_share=0.2)  # which this page has not seen
     go_to(page, "Settings")
     assert asked.wait(30)
-    page.locator("#settings-micro-batch input").first.fill("30")
+    page.locator("#settings-idle-share input").first.fill("0.3")
     answer.set()
-    expect(page.locator("#settings-idle-steps input").first).to_have_value("7")
-    expect(page.locator("#settings-micro-batch input").first).to_have_value("30")
+    expect(page.locator("#settings-unknown-share input").first).to_have_value("0.2")
+    expect(page.locator("#settings-idle-share input").first).to_have_value("0.3")
     page.locator("#settings-save").click()
-    expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 30")
-    assert app.server.studio.workspace.settings.idle_steps == 7
+    expect(page.locator("#settings-message")).to_contain_text("Saved: How hard it works in idle time 0.3")
+    assert app.server.studio.workspace.settings.unknown_share == 0.2
 
 
 TYPE_AT_ONCE = """
@@ -294,7 +299,7 @@ def test_what_is_typed_as_soon_as_a_field_can_be_seen_stays(shared_app, browser)
     for tab, field, text in (
         ("Memory", "#memory-budget :is(input, textarea)", "1 MB"),
         ("Benchmarks", "#benchmarks-limit input", "7"),
-        ("Settings", "#settings-micro-batch input", "7"),
+        ("Settings", "#settings-idle-share input", "0.7"),
         ("Models", "#models-seconds input", "7"),
     ):
         page.evaluate(f"(typing) => {{ window.typed = ({TYPE_AT_ONCE})(typing); }}", [field, text])
@@ -337,8 +342,12 @@ def test_publish_and_roll_back(app, browser):
     page.locator("#models-target input").click()
     page.get_by_role("option", name=re.compile("1")).first.click()
     page.locator("#models-roll").click()
+    expect(page.locator("#models-roll-question")).to_contain_text("Devices change to v1")
+    assert latest_version(exports) == 2, "nothing is changed unasked"
+    page.locator("#models-roll-yes").click()
     wait_for(lambda: latest_version(exports) == 1, "the rollback")
     expect(page.locator("#models-versions tr.current")).to_contain_text("v1")
+    expect(page.locator("#models-status")).to_contain_text("Version 1 is the current one now")
     assert [each.version for each in versions(exports)] == [1, 2]
 
 

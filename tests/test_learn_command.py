@@ -91,7 +91,7 @@ def test_ctrl_c_saves_and_another_process_may_label_meanwhile(tmp_path):
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, err
-    assert "1 labels" in out
+    assert "1 label ·" in out
     with Workspace.open(workspace) as opened:
         assert opened.journal.sample(first).state == "labelled"
         assert opened.layout.checkpoint_folders()

@@ -488,18 +488,29 @@ def test_an_average_that_is_wanted_later_is_kept_from_then_on(bench):
     one.learned()
 
 
-@pytest.mark.computes
-@pytest.mark.slow
-def test_labels_that_their_neighbours_contradict_are_pointed_out(bench):
-    one = bench(idle_steps=60, idle_share=1.0, held_out_share=0.0)
-    for digit in (0, 1):
-        one.label(digit, 12)
-    wrong = one.show(0)
-    one.journal.label([wrong], one.class_of(1))
+def test_without_a_trunk_labels_are_suspected_only_after_rehearsal_has_taught_them_to_the_features(bench):
+    one = bench(idle_share=0.0, held_out_share=0.0)
+    kinds: dict[bytes, int] = {}  # of what the pictures show; the prepared features say just that
+
+    def features(inputs):
+        looks = np.array([kinds[np.ascontiguousarray(each).tobytes()] for each in inputs])
+        return np.eye(8)[looks] + 0.01 * np.arange(len(inputs))[:, None] * np.eye(8)[7]
+
+    one.live.predictor.features = features
+    one.live.call(lambda: setattr(one.live.self_test, "test_if_due", lambda idle: None)).result()
+    for kind in (0, 1, 0, 1, 0, 1, 0):
+        sample = one.show(kind)
+        kinds[one.live.prepare(one.workspace.image(sample)).tobytes()] = kind
+        one.journal.label([sample], one.class_of(kind if one.next < 7 else 1))
     one.learned()
-    one.until(lambda: one.live.phase == "idle" and one.live.self_test.suspicions)
-    assert wrong in [suspicion.sample_id for suspicion in one.live.self_test.suspicions[:3]]
-    one.until(lambda: one.live.status()["suspicious"])
+
+    def look(steps_left):
+        one.live.idle_steps_left = steps_left
+        one.live.self_test._look_at_labels()
+        return [suspicion.sample_id for suspicion in one.live.self_test.suspicions]
+
+    assert one.live.call(lambda: look(3)).result() == []
+    assert one.live.call(lambda: look(0)).result() == [sample]
 
 
 def test_samples_that_wait_are_asked_about_again_once_something_was_learned(bench):

@@ -298,3 +298,34 @@ def test_a_backbone_that_does_not_exist_is_refused_with_names_that_do(tmp_path, 
     assert cli.main(command) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "unknown backbone 'magic': choose one of efficientnet_lite0, " in line and "or timm:NAME" in line
+
+
+@pytest.mark.slow
+def test_a_wrong_label_is_pointed_out_before_anything_is_rehearsed_also_among_those_for_measuring(
+    workspace, live, monkeypatch
+):
+    """What the trunk sees depends on no label: neither on a wrong one that was learned, nor on a fresh right one."""
+    workspace.change_settings(idle_share=0.0)
+    latents: dict[int, np.ndarray] = {}
+    monkeypatch.setattr(live.predictor.encoder, "encode_sample", lambda sample_id, image: latents[sample_id])
+    width = live.learner.memory.input_shape[-1]
+    classes = [workspace.journal.create_class(name) for name in ("bolt", "nut")]
+    rng = np.random.default_rng(0)
+
+    def take(kind: int) -> int:
+        sample_id = workspace.take(photo(len(latents)), "test")
+        latents[sample_id] = (np.eye(2, width)[kind] + rng.normal(size=width) * 0.01)[None].astype(np.float32)
+        return sample_id
+
+    for kind in (0, 1, 0, 1, 0, 1, 0, 1):
+        workspace.journal.label([take(kind)], classes[kind])
+    wrong = take(0)
+    workspace.journal.label([wrong], classes[1])
+    workspace.journal.held_out_share = 0.5
+    measured = take(1)
+    (move,) = workspace.journal.label([measured], classes[0]).moves
+    assert move.held_out
+    learned(live)
+    wait_for(lambda: len(live.self_test.suspicions) > 1, "the suspicions", PATIENCE)
+    found = {each.sample_id: each.suggested for each in live.self_test.suspicions}
+    assert found == {wrong: classes[0], measured: classes[1]}

@@ -504,7 +504,9 @@ def test_a_real_learner_is_seen_while_it_runs_and_after_it_has_stopped(run, path
     stopped = json.loads(run("status", "--json")[1])
     assert (stopped["doing"], stopped["running"], stopped["events_waiting"]) == ("not running", False, 0)
     assert stopped["memory"]["samples"] == 4 and 0 < stopped["memory"]["bytes"] <= 100_000
-    assert (stopped["test_then_train"]["labels"], stopped["step"]) == (4, report["step"])
+    # The first labels of a class are no test of it; which those are depends on how many were learned at once.
+    assert stopped["test_then_train"]["labels"] == report["test_then_train"]["labels"] < 4
+    assert stopped["step"] == report["step"]
     assert stopped["checkpoint"]["applied"] == 4
     (path / "status.json").unlink()
     from_disk = json.loads(run("status", "--json")[1])

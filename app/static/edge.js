@@ -1,7 +1,7 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
 import { act, counted, get, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
-import { mountReview } from "./review.js";
+import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
 
 const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
@@ -30,10 +30,6 @@ function showStrip(now) {
   if (strip.nextElementSibling !== room) strip.after(room, problems);
   document.body.classList.toggle("demonstration", demonstration);
   room.hidden = !demonstration;
-  // The text alone: Gradio uses its buttons again for other tabs on a narrow page, and must find its own text node there.
-  const review = document.getElementById("tab-review-button");
-  const label = [...(review?.childNodes ?? [])].find((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-  if (label) label.data = now.queue ? `Review ${now.queue}` : "Review";
 }
 
 // Elements of their own, because the strip is made anew with every number that changes: a button there would lose its focus.
@@ -113,6 +109,6 @@ async function beat() {
   setTimeout(beat, pause);
 }
 
-state.listeners.push(showStrip, showProblem);
+state.listeners.push(showStrip, showProblem, showBadge);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) get(`/edge/state?${since()}`).then(hear).catch(() => {}); });
 beat();

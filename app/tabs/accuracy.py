@@ -16,7 +16,7 @@ from app.feature_map import BATCH, PCA, TSNE, FeatureMap, held_out
 from app.palette import colour_of
 from app.studio import Studio
 from app.tabs import verdict
-from app.tabs.parts import QUIET, Shown, saying_errors
+from app.tabs.parts import PLAIN, QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.status import FEW, accuracy_text
 
@@ -24,7 +24,8 @@ MOST_IMAGES = 24  # of a cell of the confusion matrix
 ENOUGH_COLOUR, FEW_COLOUR = "#0072b2", "#d55e00"
 INTRODUCTION = (
     "Every label tests first and trains then: <b>before learning</b> counts how often the answer was right before "
-    "the label was learned. <b>Held out</b> is a share of the labels that is never trained on."
+    "the label was learned; first labels of a new class are no test. <b>Held out</b> is a share of the labels that is "
+    "never trained on."
 )
 NOTHING_LABELLED = (
     "Nothing has been labelled yet. Show two things on the Teach tab and name them: from then on, every label is first "
@@ -36,6 +37,10 @@ NOTHING_HELD_OUT = (
     "learner tests itself when it has a moment: go on teaching."
 )
 HOLDS_NOTHING_OUT = "No labels are kept for measuring, because the settings say so: raise the held-out share on the Settings tab."
+MAP_EXPLAINED = (
+    "Each point is a sample, the star is its class: a sample is recognised when its own star is the nearest in direction. "
+    "The plane shows only a part of that."
+)
 CLICKS = """
 element.addEventListener("click", (event) => {
   const cell = event.target.closest("button[data-true]");
@@ -85,7 +90,7 @@ def summary(status: dict[str, Any], classes: Sequence[ClassLook], held_out_share
     return (
         f'<p>{INTRODUCTION}</p><dl class="accuracy-numbers">{shown}</dl>'
         f'<div class="accuracy-charts">{held_out_curve(held_out, held_out_share)}{tried_curve(tried)}</div>'
-        f'<h3>By class</h3><div class="accuracy-charts">{class_charts(status, classes)}</div>'
+        f'<h3>By class</h3><div class="accuracy-charts accuracy-by-class">{class_charts(status, classes)}</div>'
     )
 
 
@@ -143,7 +148,11 @@ def class_charts(status: dict[str, Any], classes: Sequence[ClassLook]) -> str:
         bars(forgetting, title="Forgotten since its best, in points of that best") if forgetting else "",
         bars(before, title="Right before learning"),
     ]
-    return "".join(f'<div class="accuracy-classes">{chart}</div>' for chart in charts if chart)
+    return "".join(
+        f'<div class="accuracy-classes" tabindex="0" role="region" aria-label="by class">{chart}</div>'
+        for chart in charts
+        if chart
+    )
 
 
 def confusion_table(held_out: dict[str, Any], classes: Sequence[ClassLook]) -> str:
@@ -236,21 +245,24 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     verdict.build(studio, tab)
     feature_map = FeatureMap(studio)
     numbers = gr.HTML(elem_id="accuracy-summary")
-    with gr.Column():
-        gr.HTML("<h3>What it mixes up</h3>")
-        matrix = gr.HTML(elem_id="accuracy-confusion", js_on_load=CLICKS, apply_default_css=False)
-        images = gr.HTML(elem_id="accuracy-images")
-    with gr.Column():
-        gr.HTML(
-            "<h3>How it sees the samples</h3><p>Each point is a sample's feature. The star is its class's proxy: a "
-            "sample is recognised when its own star is the nearest in direction. The plane shows only a part of that.</p>"
-        )
-        with gr.Row(equal_height=True):
-            kind = gr.Radio(
-                [PCA, TSNE], value=PCA, label="Map", elem_id="accuracy-map-kind", scale=0, min_width=220
-            )
-            again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=240)
-        chart = gr.HTML(elem_id="accuracy-map")
+    with gr.Row(elem_classes="accuracy-sides"):
+        with gr.Column(min_width=420):
+            gr.HTML("<h3>What it mixes up</h3>", **PLAIN)
+            matrix = gr.HTML(elem_id="accuracy-confusion", js_on_load=CLICKS, **PLAIN)
+            images = gr.HTML(elem_id="accuracy-images", **PLAIN)
+        with gr.Column(min_width=420):
+            gr.HTML(f"<h3>How it sees the samples</h3><p>{MAP_EXPLAINED}</p>", **PLAIN)
+            with gr.Row(equal_height=True):
+                kind = gr.Radio(
+                    [PCA, TSNE],
+                    value=PCA,
+                    show_label=False,
+                    elem_id="accuracy-map-kind",
+                    scale=0,
+                    min_width=200,
+                )
+                again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=180)
+            chart = gr.HTML(elem_id="accuracy-map", **PLAIN)
 
     @saying_errors
     def cell(event: gr.EventData) -> str:

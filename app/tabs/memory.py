@@ -50,6 +50,10 @@ NOTHING_HELD = (
     "The memory is empty. Teach something on the Teach tab: what is learned is kept here for replay."
 )
 
+ORIGINALS_SHOWN = (
+    "The memory holds no pictures but what the frozen part of the network says of them, in numbers. "
+    "These are the pictures that the numbers were made from."
+)
 STATISTICS_HELD = "The memory is empty: this method keeps statistics of the samples, not the samples. They count in the bytes above."
 
 
@@ -81,11 +85,12 @@ def overhead_text(facts: dict[str, Any]) -> str:
     overhead, what = facts["overhead"], kept(facts["codec"])
     paper = ", ".join(f"{name} {ratio:.2f}" for name, ratio in PAPER_OVERHEAD.items())
     return (
+        "<details><summary>For researchers: what logits and features add</summary>"
         f"<p>HPCR keeps logits and features with every {what}. Counted in numbers, as the paper counts, a sample here takes "
         f"<b>{overhead['numbers']:.2f}</b> times its {what}; in real bytes, with 16-bit logits and features, it takes "
         f"<b>{overhead['bytes']:.2f}</b> times what it would without them. "
         f"The paper's figures, in numbers: {paper} "
-        "(HPCR, table “The memory (data) on different datasets for HPCR”).</p>"
+        "(HPCR, table “The memory (data) on different datasets for HPCR”).</p></details>"
     )
 
 
@@ -132,16 +137,17 @@ def thumbnails(studio: Studio, content: Content, classes: Sequence[ClassLook]) -
     pictures = []
     for place, (sample_id, class_id) in enumerate(zip(content.ids, content.classes, strict=True)):
         name = escape(names.get(class_id, f"class {class_id}"))
-        source, text = f"/edge/sample/{sample_id}", f"{name}, sample {sample_id}"
-        if _has_file(studio, sample_id):
-            picture = _picture(source, text)
-        elif content.images is None:
-            picture = PLACEHOLDER.format(text=f"{text}, its picture was dropped to keep the disk budget")
-        else:
+        text = f"{name}, sample {sample_id}"
+        if content.images is not None:  # what is held, as small and as changed by its encoding as it is
             copied = base64.b64encode(encode(content.images[place], "png")).decode()
-            picture = _picture(f"data:image/png;base64,{copied}", f"{text}, the memory's own copy")
-        pictures.append(f"<figure>{picture}<figcaption>{name}</figcaption></figure>")
-    return f'<div class="memory-pictures">{"".join(pictures)}</div>'
+            picture = _picture(f"data:image/png;base64,{copied}", f"{text}, as the memory holds it")
+        elif _has_file(studio, sample_id):
+            picture = _picture(f"/edge/sample/{sample_id}", f"{text}, the picture that it was made from")
+        else:
+            picture = PLACEHOLDER.format(text=f"{text}, its picture was dropped to keep the disk budget")
+        pictures.append(f'<figure>{picture}<figcaption dir="auto">{name}</figcaption></figure>')
+    note = f"<p>{ORIGINALS_SHOWN}</p>" if content.images is None else ""
+    return f'{note}<div class="memory-pictures">{"".join(pictures)}</div>'
 
 
 def _picture(source: str, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from html import escape
@@ -18,7 +19,16 @@ from app.palette import colour_of
 from app.published import Models, Publication, Version, read_upload
 from app.studio import Studio
 from app.tabs import fleet
-from app.tabs.parts import PLAIN, QUIET, follow_when_shown, saying_errors, tick_while_shown, whole
+from app.tabs.parts import (
+    COPIES,
+    PLAIN,
+    QUIET,
+    command_html,
+    follow_when_shown,
+    saying_errors,
+    tick_while_shown,
+    whole,
+)
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.workspace.sample_files import shrink
@@ -76,7 +86,7 @@ def _cells(models: Models, version: Version) -> dict[str, str]:
 def _files(models: Models, version: Version) -> str:
     lines = []
     for variant, file in version.files.items():
-        latency = models.latency(version.number, variant)
+        latency = models.latency(file)
         if latency is None:
             took = "latency not measured"
         elif latency.milliseconds is None:
@@ -118,27 +128,25 @@ def periodic_text(steps: int, seconds: int, status: PublisherStatus | None) -> s
 
 
 def commands_html(workspace: Path) -> str:
+    python = shlex.quote(sys.executable)
     folder = shlex.quote(str(workspace.resolve()))
     exports = shlex.quote(str((workspace / "exports").resolve()))
     port = DEFAULT_PORT
     steps = {
-        "Classify on this machine; the camera is number 0": f"python -m export.runtime --models {exports} --source 0",
+        "Classify on this machine; the camera is number 0": f"{python} -m export.runtime --models {exports} --source 0",
         "Give models to devices in your network (write a long random text into token.txt first)": (
-            f"python -m export serve --workspace {folder} --host 0.0.0.0 --port {port} --token token.txt"
+            f"{python} -m export serve --workspace {folder} --host 0.0.0.0 --port {port} --token token.txt"
         ),
         "Classify on a device: it needs the folder export/ with its requirements, no PyTorch; THIS-MACHINE is this "
         "machine's name or address": (
-            "pip install -r export/requirements.txt\n"
-            f"python -m export.runtime --models http://THIS-MACHINE:{port} --source 0 --token token.txt"
+            "python3 -m venv .venv-device && .venv-device/bin/pip install -r export/requirements.txt\n"
+            f".venv-device/bin/python -m export.runtime --models http://THIS-MACHINE:{port} --source 0 --token token.txt"
         ),
         "The variant in 8 bits, where a version has it": (
-            f"python -m export.runtime --models {exports} --source 0 --variant int8"
+            f"{python} -m export.runtime --models {exports} --source 0 --variant int8"
         ),
     }
-    listed = "".join(
-        f"<li>{escape(what)}:<pre><code>{escape(command)}</code></pre></li>"
-        for what, command in steps.items()
-    )
+    listed = "".join(f"<li>{escape(what)}:{command_html(command)}</li>" for what, command in steps.items())
     return (
         f'<ol class="models-commands">{listed}</ol><p>A device prints a JSON line for each frame, changes to a new version '
         "while it runs, and keeps the old one if the new one is damaged. More is in docs/export.md.</p>"
@@ -195,7 +203,13 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             elem_id="models-target",
             min_width=200,
         )
-        roll_button = gr.Button("Make this version current", elem_id="models-roll", min_width=260, scale=0)
+        roll_button = gr.Button("Make it current …", elem_id="models-roll", min_width=200, scale=0)
+    with gr.Row(visible=False, elem_classes="models-actions") as really:
+        question = gr.HTML("", elem_id="models-roll-question", **PLAIN)
+        yes_button = gr.Button(
+            "Yes, change it", variant="stop", elem_id="models-roll-yes", min_width=160, scale=0
+        )
+        no_button = gr.Button("Leave it", elem_id="models-roll-no", min_width=120, scale=0)
     with gr.Accordion("Publish by itself", open=False, elem_id="models-periodic"):
         periodic = _build_periodic(studio, tab)
     with gr.Accordion("Try a picture", open=False, elem_id="models-try"):
@@ -203,7 +217,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
         fleet.build(studio, tab)
     with gr.Accordion("On a device", open=False, elem_id="models-device"):
-        gr.HTML(commands_html(studio.workspace.path), **PLAIN)
+        gr.HTML(commands_html(studio.workspace.path), js_on_load=COPIES, **PLAIN)
     seen = gr.State("")  # the versions that the two lists offer
     timer = gr.Timer(TICK_SECONDS, active=False)
     outputs = [listing, status, anyway_button, periodic, target, tried, seen]
@@ -245,12 +259,14 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         gr.Info(f"Measuring {len(numbers)} version{plural}; the times appear in the list.")
         return show(was)
 
+    def ask(version: int | None) -> list[Any]:
+        return [gr.Row(visible=True), f"<p>{escape(roll_question(models.versions(), version))}</p>"]
+
     def roll(version: int | None, was: str) -> list[Any]:
         if version is None:
             raise UserError("choose a version first")
-        manifest = models.roll_to(int(version))
-        gr.Info(f"Version {manifest.version} is current; devices change to it.")
-        return show(was)
+        models.roll_to(int(version))
+        return [gr.Row(visible=False), *show(was)]
 
     tick_while_shown(tab, timer)
     timer.tick(saying_errors(show), seen, outputs, **QUIET)
@@ -258,18 +274,30 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     publish_button.click(saying_errors(publish), [int8, seen], outputs, **QUIET)
     anyway_button.click(saying_errors(publish_anyway), [int8, seen], outputs, **QUIET)
     measure_button.click(saying_errors(measure), seen, outputs, **QUIET)
-    roll_button.click(saying_errors(roll), [target, seen], outputs, **QUIET)
+    roll_button.click(saying_errors(ask), target, [really, question], **QUIET)
+    yes_button.click(saying_errors(roll), [target, seen], [really, *outputs], **QUIET)
+    gr.on([no_button.click, target.change], lambda: gr.Row(visible=False), None, really, **QUIET)
+
+
+def roll_question(versions: list[Version], chosen: int | None) -> str:
+    """What a change of the current version would do."""
+    if chosen is None:
+        raise UserError("choose a version first")
+    found = {each.number: each for each in versions}
+    current = next((each for each in versions if each.current), None)
+    if chosen not in found:
+        raise UserError(f"version {chosen} is no longer kept: choose another")
+    if current is not None and current.number == chosen:
+        raise UserError(f"version {chosen} is the current one already: choose another")
+    now = f" instead of v{current.number} ({current.accuracy})" if current else ""
+    return f"Devices change to v{chosen} ({found[chosen].accuracy}){now}. Change it?"
 
 
 def _choices(versions: list[Version]) -> list[Any]:
-    """For the two lists of versions."""
+    """For the two lists of versions: what is chosen at first is what devices have."""
     choices = [(f"v{each.number}{', current' if each.current else ''}", each.number) for each in versions]
-    others = [each.number for each in versions if not each.current]
     current = next((each.number for each in versions if each.current), None)
-    return [
-        gr.update(choices=choices, value=others[0] if others else current),
-        gr.update(choices=choices, value=current),
-    ]
+    return [gr.update(choices=choices, value=current), gr.update(choices=choices, value=current)]
 
 
 PERIODIC = {

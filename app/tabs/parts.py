@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import wraps
+from html import escape
 from typing import Any, ParamSpec, TypeVar
 
 import gradio as gr
@@ -18,6 +19,30 @@ R = TypeVar("R")
 QUIET: Any = {"show_progress": "hidden", "api_visibility": "private"}
 WRONG = "something went wrong here; the program's log says what"
 PLAIN: Any = {"padding": False, "apply_default_css": False}  # for gr.HTML
+
+
+# A copy button writes the command beside it to the clipboard; where a browser refuses, the text is selected instead.
+COPIES = """
+element.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (!button) return;
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(code);
+    button.textContent = "Press Ctrl+C";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+});
+"""
+
+
+def command_html(command: str) -> str:
+    """A command to copy."""
+    button = '<button type="button" class="edge-button" data-copy>Copy</button>'
+    return f'<div class="edge-command"><pre><code>{escape(command)}</code></pre>{button}</div>'
 
 
 def whole(value: Any) -> Any:

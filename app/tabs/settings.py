@@ -20,27 +20,79 @@ ELSEWHERE = frozenset(
     {
         *("source", "source_labels", "memory_bytes", "codec"),
         *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep", "publish_int8"),
+        "publish_key",  # a file of secrets: on the command line only
     }
 )
+FIRST = "What matters"  # the rest is folded
 GROUPS = {
-    "Learning": (
-        *("backbone", "weights", "image_size", "method", "device", "threads"),
-        *("micro_batch", "idle_share", "idle_steps", "averaged"),
+    FIRST: ("idle_share", "unknown_share", "held_out_share", "disk_bytes"),
+    "Pictures that wait for a label": (
+        *("gate_per_second", "gate_distance", "gate_sure", "gate_stable", "queue_samples", "queue_bytes"),
     ),
-    "Predicting and gate": ("gate_distance", "gate_sure", "gate_stable", "gate_per_second", "unknown_share"),
-    "Queue and disk": (
-        *("queue_samples", "queue_bytes", "disk_bytes", "archive"),
-        *("checkpoint_steps", "checkpoints_kept"),
+    "Learning, for researchers": (
+        *("backbone", "weights", "image_size", "method", "micro_batch", "idle_steps", "averaged"),
     ),
-    "Measuring": ("held_out_share", "held_out_bytes"),
+    "Machine and disk": (
+        *("device", "threads", "archive", "held_out_bytes", "checkpoint_steps", "checkpoints_kept"),
+    ),
+}
+# What each is for, and what more of it costs; `Settings` has the name that the command line uses, and its help.
+PURPOSES = {
+    "idle_share": (
+        "How hard it works in idle time",
+        "More: it gets good sooner, and the machine gets warmer.",
+    ),
+    "unknown_share": (
+        "How easily it says unknown",
+        "More: strangers are noticed more often, and so many of the right answers are withheld.",
+    ),
+    "held_out_share": (
+        "Labels kept for measuring",
+        "More: accuracy is known better, and fewer labels are learned from.",
+    ),
+    "disk_bytes": (
+        "Disk space for pictures",
+        "Less: old pictures are dropped sooner; what was learned stays.",
+    ),
+    "gate_per_second": ("New pictures in a second", "More: the queue fills faster with similar ones."),
+    "gate_distance": (
+        "How alike pictures count as the same",
+        "More: fewer pictures, and small changes are missed.",
+    ),
+    "gate_sure": (
+        "Confidence that needs no label",
+        "Less: fewer questions, and some mistakes are never asked about.",
+    ),
+    "gate_stable": (
+        "Sure pictures in a row before it stops asking",
+        "More: more questions about what it knows.",
+    ),
+    "queue_samples": ("Most pictures that wait", "More: takes disk, and a longer look."),
+    "queue_bytes": ("Disk space for pictures that wait", "More: takes so much of the disk."),
+    "backbone": ("Network that it builds on", ""),
+    "weights": ("File with the network's weights", ""),
+    "image_size": (
+        "Size of the pictures that it sees",
+        "More: small things are seen, and everything takes longer.",
+    ),
+    "method": ("How it learns", ""),
+    "micro_batch": ("Labels learned in one step", "More: a burst is learned sooner, one label later."),
+    "idle_steps": ("Steps of rehearsal after a label", "More: better with few labels, and works longer."),
+    "averaged": ("Averaged weights", "Answers are steadier; takes the memory of one more network."),
+    "device": ("Where it computes", ""),
+    "threads": ("Processor cores for learning", "More: learns faster, and other programs wait."),
+    "archive": ("Keep every labelled picture", "The disk fills without a limit."),
+    "held_out_bytes": ("Disk space for pictures to measure on", "More: a test takes longer."),
+    "checkpoint_steps": (
+        "Steps between two savings",
+        "Less: less is learned again after a power cut, more is written.",
+    ),
+    "checkpoints_kept": ("Savings kept", "More: takes disk, and helps if one is damaged."),
 }
 FIXED = frozenset({"backbone", "weights", "image_size", "method"})  # once something has been learned
 AT_START = frozenset({"device", "threads", "averaged"})
 AT_SOURCE = frozenset({"gate_distance", "gate_sure", "gate_stable", "gate_per_second"})
-INTRODUCTION = (
-    "A first visit needs none of these: the defaults work. The source is chosen on Teach, the memory on Memory, "
-    "and how models are published on Models."
-)
+INTRODUCTION = "The defaults work. The source is chosen on Teach, the memory on Memory, and how models are published on Models."
 STAYS = (
     "It stays as it is, because something has been learned with it: for another one, export the labelled images on "
     "Review and import them into a new workspace."
@@ -62,10 +114,10 @@ def takes_effect(name: str) -> str:
 
 def title(name: str) -> str:
     """
-    >>> title("idle_share"), title("disk_bytes")
-    ('Idle share', 'Disk')
+    >>> title("disk_bytes")
+    'Disk space for pictures'
     """
-    return name.removesuffix("_bytes").replace("_", " ").capitalize()
+    return PURPOSES[name][0]
 
 
 def size_text(size: int) -> str:
@@ -114,8 +166,9 @@ def changes(settings: Settings, values: list[Any]) -> dict[str, Any]:
 
 def explanation(each: Description) -> str:
     """
-    >>> explanation(next(each for each in Settings.describe() if each.name == "idle_share"))
-    'Share of idle time used for further replay. Default 0.5; from 0 to 1. Counts at once.'
+    >>> text = explanation(next(each for each in Settings.describe() if each.name == "idle_share"))
+    >>> text.partition(". ")[0], text.rpartition("Default ")[2]
+    ('More: it gets good sooner, and the machine gets warmer', '0.5; from 0 to 1. Counts at once.')
     """
     default = _said(to_form(each, each.default))
     limits = ""
@@ -125,11 +178,13 @@ def explanation(each: Description) -> str:
         )
     counts = "Counts at once, as long as nothing has been learned." if each.name in FIXED else ""
     counts = counts or f"Counts {takes_effect(each.name)}."
-    return f"{_sentence(each.help)} Default {default}{limits}. {counts}"
+    return f"{_purpose(each)} Default {default}{limits}. {counts}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+def _purpose(each: Description) -> str:
+    """What it costs, and what the command line says of it under its own name."""
+    cost = PURPOSES[each.name][1]
+    return f"{cost} " * bool(cost) + f"({each.name}: {each.help}.)"
 
 
 def save(studio: Studio, values: list[Any]) -> str:
@@ -168,10 +223,10 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     fields: list[gr.components.Component] = []
     described = {each.name: each for each in shown()}
     for group, names in GROUPS.items():
-        with gr.Group(elem_id=f"settings-{group.split()[0].lower()}"):
-            gr.HTML(f'<h3 class="settings-group">{group}</h3>', padding=True, apply_default_css=False)
-            with gr.Row(elem_classes="settings-row"):
-                fields += [_field(studio, described[name]) for name in names]
+        name = f"settings-{group.split()[0].lower()}"
+        place = gr.Group(elem_id=name) if group == FIRST else gr.Accordion(group, open=False, elem_id=name)
+        with place, gr.Row(elem_classes="settings-row"):
+            fields += [_field(studio, described[name]) for name in names]
     with gr.Row():
         save_button = gr.Button("Save", variant="primary", elem_id="settings-save", scale=0, min_width=160)
         defaults_button = gr.Button(
@@ -224,7 +279,7 @@ def _message(sentence: str, wrong: bool = False) -> str:
 
 
 def _info(each: Description, fixed: bool) -> str:
-    return f"{_sentence(each.help)} {STAYS}" if fixed and each.name in FIXED else explanation(each)
+    return f"{_purpose(each)} {STAYS}" if fixed and each.name in FIXED else explanation(each)
 
 
 def _field(studio: Studio, each: Description) -> gr.components.Component:

@@ -18,6 +18,7 @@ from typer import Argument, Context, Option
 
 from edge_hpcr.commands.cli import at_most_one, examples, new_commands, table
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import FIELDS, describe, gather
 from edge_hpcr.workspace.folder import Workspace
@@ -63,14 +64,18 @@ examples:
   python -m edge_hpcr samples parts export parts.zip    all labelled images, a folder for each class, as one zip
   python -m edge_hpcr samples parts export photos       the same as a folder
   python -m edge_hpcr samples new import parts.zip      into another workspace, which is made if it is missing
+  python -m edge_hpcr samples new import parts.zip --look   says what it would import, and does nothing
 
-An import needs a folder or zip with a folder for each class. It skips what is there already, so that an import which
-was stopped goes on when the same command is given again. No other process may learn in the workspace meanwhile.
+An import needs a folder or zip with a folder for each class. Folders called train and test are splits: train is
+imported, unless --split says otherwise. It skips what is there already, so that an import which was stopped goes on
+when the same command is given again. No other process may learn in the workspace meanwhile. `undo W --import` takes the
+last import back.
 """
 UNDO_EXAMPLES = """
 examples:
-  python -m edge_hpcr undo parts      takes back the last label, or change of a class
-  python -m edge_hpcr redo parts      does again what was undone last
+  python -m edge_hpcr undo parts            takes back the last label, or change of a class
+  python -m edge_hpcr redo parts            does again what was undone last
+  python -m edge_hpcr undo parts --import   takes back a whole import, the last one; `undo parts` brings it back again
 """
 VERIFY_EXAMPLES = """
 examples:
@@ -135,8 +140,8 @@ def verify(workspace: W, as_json: AsJson = False) -> int:
         return 1
     facts = workspace_facts(workspace)
     print(
-        f"{workspace} is whole: {facts.counts.labels:,} labels in {_count(facts.classes, 'class')}, "
-        f"{facts.counts.images:,} images ({format_bytes(facts.counts.image_bytes)}), {facts.events:,} events, "
+        f"{workspace} is whole: {_count(facts.counts.labels, 'label')} in {_count(facts.classes, 'class')}, "
+        f"{_count(facts.counts.images, 'image')} ({format_bytes(facts.counts.image_bytes)}), {_count(facts.events, 'event')}, "
         f"{_count(facts.checkpoints, 'checkpoint')}"
     )
     return 0
@@ -149,7 +154,7 @@ def recover(workspace: W) -> None:
         counts = opened.journal.counts()
         print(*opened.report, sep="\n", end="\n" if opened.report else "")
     print(
-        f"{workspace} opens: {counts.labels:,} labels, {counts.queued:,} images in the queue; `verify` checks it all"
+        f"{workspace} opens: {_count(counts.labels, 'label')}, {_count(counts.queued, 'image')} in the queue; `verify` checks it all"
     )
 
 
@@ -265,9 +270,7 @@ def _find_class(journal: Journal, text: str, otherwise: str) -> ClassRow:
 
 
 def _count(items: Sequence[Any] | int, noun: str) -> str:
-    count = items if isinstance(items, int) else len(items)
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
+    return many(items if isinstance(items, int) else len(items), noun)
 
 
 # Classes ----------------------------------------------------------------------------------------------------------
@@ -393,7 +396,7 @@ def list_samples(
     context: Context,
     queue: Annotated[bool, Option("--queue", help="those that wait, the most informative first")] = False,
     suspicious: Annotated[
-        bool, Option("--suspicious", help="labels that their neighbours contradict, strongest first")
+        bool, Option("--suspicious", help="labels that the other samples contradict, strongest first")
     ] = False,
     class_name: Annotated[
         str | None, Option("--class", metavar="CLASS", help=f"those of a class: {CLASS_HELP}")
@@ -454,24 +457,41 @@ def _suspicious_samples(workspace: Workspace) -> Iterator[SampleRow]:
 
 @samples_commands.command("import")
 def import_labelled(
-    context: Context, path: Annotated[Path, Argument(metavar="PATH", help="folder or zip")]
+    context: Context,
+    path: Annotated[Path, Argument(metavar="PATH", help="folder or zip")],
+    split: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="of folders like train and test, the one to import, or all",
+            show_default="train",
+        ),
+    ] = None,
+    look: Annotated[bool, Option("--look", help="say what would be imported, and change nothing")] = False,
 ) -> int:
     """label the images of a folder or zip, a folder for each class"""
     # What reads streams of images takes a moment to import, and the other commands do not need it.
-    from edge_hpcr.workspace.labelled_files import check_source
-    from edge_hpcr.workspace.transfer import import_samples
+    from edge_hpcr.workspace.transfer import import_samples, look_at
 
-    check_source(path)  # before a workspace is made for nothing
+    found = look_at(context.obj, path, split=split)  # before a workspace is made for nothing
+    if look:
+        print(f"found {found}")
+        for name, pictures in found.classes.items():
+            print(f"  {name}: {_count(pictures, 'picture')}")
+        return 0
     with Workspace.open(context.obj) as workspace:
         for sentence in workspace.report:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
+        print(f"found {found}", file=sys.stderr)
         try:
-            result = import_samples(workspace, path, _progress("imported"))
+            result = import_samples(workspace, path, _progress("imported"), split=split)
         except KeyboardInterrupt:
             print("\nstopped; what was imported is kept, the same command goes on", file=sys.stderr)
             return 1
         quarantine = workspace.layout.quarantine
     print(f"imported {_count(result.samples, 'sample')}, made {_count(result.classes, 'class')}")
+    if result.samples:
+        print(f"`undo {context.obj} --import` takes it back", file=sys.stderr)
     if result.known:
         deleted = f" ({result.deleted:,} deleted here earlier)" if result.deleted else ""
         print(f"left as it is what was here already: {_count(result.known, 'file')}{deleted}")
@@ -512,9 +532,21 @@ def _progress(done_word: str) -> Callable[[int, int], None] | None:
 
 
 @commands.command(epilog=examples(UNDO_EXAMPLES))
-def undo(workspace: W) -> None:
+def undo(
+    workspace: W,
+    whole_import: Annotated[
+        bool, Option("--import", help="the last import as a whole, with the classes that it made")
+    ] = False,
+) -> None:
     """Take back the last action in a workspace."""
-    _move(workspace, "undone", Journal.undo)
+    if not whole_import:
+        _move(workspace, "undone", Journal.undo)
+        return
+    with _open(workspace) as opened:
+        number = opened.journal.last_import()
+        if number is None:
+            raise UserError(f"nothing to undo: no import into {workspace} is left that could be taken back")
+        print(opened.journal.take_back_import(number))
 
 
 @commands.command(epilog=examples(UNDO_EXAMPLES))
@@ -558,4 +590,5 @@ def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dic
         "recolour_class": f"the colour of {name}",
         "merge_classes": f"a merge of {name}, with {_count(action.moves, 'label')}",
         "delete_class": f"the deletion of the class {name}, with {_count(action.moves, 'label')}",
+        "undo_import": f"taking back an import of {samples}",
     }.get(action.kind, action.kind)

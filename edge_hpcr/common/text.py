@@ -18,6 +18,15 @@ def as_text(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def many(count: int, one: str) -> str:
+    """A number with its noun.
+
+    >>> many(1, "label"), many(2000, "class")
+    ('1 label', '2,000 classes')
+    """
+    return f"{count:,} {one if count == 1 else one + ('es' if one.endswith('s') else 's')}"
+
+
 def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """A sorting key by which img9 comes before img10.
 

@@ -34,7 +34,7 @@ class ClassRecall:
 class TestThenTrain:
     """Every label in the order of arrival: was the answer right before the learner saw the label?
 
-    The first label of a class cannot be right, and counts as wrong all the same.
+    Labels of a class that the learner did not know yet are no test, and are not recorded.
     """
 
     __test__ = False  # not a test of pytest's

@@ -200,12 +200,33 @@ class SelfTest:
             self.suspicions, self.contradictions = [], []
             return
         replay = memory.at(np.arange(min(len(memory), MOST_SUSPECTS)))
-        features = np.concatenate([*map(self._live.predictor.features, _batches(replay.inputs))])
+        features = self._features(replay.inputs)
         classes = np.array(self._live.learner.class_ids)[replay.labels]
-        self.suspicions = suspicious(replay.ids, classes, features)[:SUSPICIONS_KEPT]
         hashes = self._live.workspace.journal.hashes_of(replay.ids.tolist())
         codes = np.array([hashes.get(each, UNKNOWN_HASH) for each in replay.ids.tolist()], np.uint64)
         self.contradictions = contradictions(replay.ids, classes, features, codes)
+        self._look_for_mistakes(replay.ids, classes, replay.inputs, features)
+
+    def _features(self, inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate([*map(self._live.predictor.features, _batches(inputs))])
+
+    def _look_for_mistakes(
+        self, ids: np.ndarray, classes: np.ndarray, inputs: np.ndarray, features: np.ndarray
+    ) -> None:
+        """Among the learned and the held-out labels: a wrong one of these makes the measured accuracy wrong."""
+        trunk = self._live.learner.network.backbone.trunk
+        frozen = trunk is not None and len(trunk.latent_shape) == 1
+        if not frozen and self._live.idle_steps_left:
+            return  # features that do not know the newest labels yet would make those suspicious
+        truth = held_out_ids(self._live.workspace)
+        measured = {i: self._inputs[i] for i in truth if i in self._inputs}
+        looks = [inputs[:, 0] if frozen else features]  # no label has changed what a trunk sees
+        if measured:
+            others = np.stack([*measured.values()])
+            looks.append(others[:, 0] if frozen else self._features(others))
+            ids, classes = np.append(ids, [*measured]), np.append(classes, [truth[i] for i in measured])
+        features = np.concatenate(looks).astype(np.float32)
+        self.suspicions = suspicious(ids, classes, features)[:SUSPICIONS_KEPT]
 
     def _refresh_queue(self) -> None:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -13,7 +14,9 @@ from types import FrameType
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import many
 from edge_hpcr.live.feeder import Feeder
+from edge_hpcr.live.health import TROUBLE
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import one_line
 from edge_hpcr.stream import Rules, Stream, open_stream
@@ -95,6 +98,7 @@ class Session:
         self._deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         self._asked_to_stop = False
         self._next_line = 0.0
+        self._trouble = ""  # of the source, as it was said last
 
     def run(self, rehearse: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -133,11 +137,23 @@ class Session:
             return
         self._next_line = now + STATUS_SECONDS[on_terminal]
         if on_terminal:
+            self._say_trouble()
+        if on_terminal:
             # Of stderr, as stdout may be a file; some terminals say 0.
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             print(f"\r{self._line(source, width):<{width}}", end="", file=sys.stderr, flush=True)
         else:
             print(self._line(source), file=sys.stderr, flush=True)
+
+    def _say_trouble(self) -> None:
+        """Why the source shows nothing, in full on a line of its own: a line of status ends where the terminal does."""
+        state = self.stream.state()
+        trouble = (
+            re.sub(r",? (next try|trying|for \d).*", "", state.message) if state.phase in TROUBLE else ""
+        )
+        if trouble and trouble != self._trouble:
+            print(f"\r\033[K{self.stream.name}: {trouble}{_hint(self.stream.name)}", file=sys.stderr)
+        self._trouble = trouble or self._trouble  # the same again is not said again
 
     def _line(self, source: str, width: int | None = None) -> str:
         return one_line(self.live.status(), self.workspace.journal.counts(), self.stream, source, width)
@@ -148,9 +164,17 @@ class Session:
         said = list(self.live.problems)
         if self.unstored:
             said.append(
-                f"{self.unstored} labels could not be stored: make room, and start the same command again"
+                f"{many(self.unstored, 'label')} could not be stored: make room, and start the same command again"
             )
         if state.bad:
             said.append(f"{state.bad} bad files or frames; see {self.workspace.layout.quarantine}")
         for sentence in said:
             print(f"edge_hpcr: {sentence}", file=sys.stderr)
+
+
+def _hint(source: str) -> str:
+    """What is missing, if that can be seen: drivers only say that a camera cannot be opened."""
+    number = source.removeprefix("camera ")
+    if sys.platform != "linux" or not number.isdecimal() or Path(f"/dev/video{number}").exists():
+        return ""
+    return f": there is no /dev/video{number}; connect a camera, or name a folder, a video or an address"

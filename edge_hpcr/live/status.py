@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import is_locked, read_regular, write_atomically
+from edge_hpcr.common.text import many
 from edge_hpcr.common.units import format_bytes, format_duration
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.live import checkpoints
@@ -46,7 +47,7 @@ FIELDS = """\
   held_out.{accuracy, samples, few, step, classes, confusion}    on samples that are never trained on; few: below
                                 30; by class: recall, best, forgetting; true class, answer, how many
   test_then_train.{accuracy, labels, recent_accuracy, recent_labels, classes}    before each label was learned
-  suspicious                    labels that their neighbours contradict: sample_id, class_id, suggested, strength
+  suspicious                    labels that the other samples contradict: sample_id, class_id, suggested, strength
   stream.{name, phase, message, frames, dropped, bad, size}      what feeds the learner that runs
   queue.{samples, bytes, most_samples, most_bytes}
   checkpoint.{name, step, applied, seconds_ago}  the newest
@@ -167,7 +168,7 @@ def one_line(
     parts = [
         *([source] if in_trouble else []),
         status["phase"],
-        f"{counts.labels:,} labels{waiting}",
+        f"{many(counts.labels, 'label')}{waiting}",
         stream.name if in_trouble else f"{stream.name}: {source}",
         f"held-out: {accuracy_text(held_out['accuracy'], held_out['samples'])}",
         f"memory {format_bytes(memory['bytes']['total'])} of {format_bytes(memory['budget'])}",
@@ -338,7 +339,7 @@ def describe(status: dict[str, Any]) -> str:
     lines = [
         ("workspace", status["workspace"]),
         ("doing", _doing_text(status)),
-        ("labels", f"{status['labels']:,} in {status['classes']:,} classes, {held_out}"),
+        ("labels", f"{status['labels']:,} in {many(status['classes'], 'class')}, {held_out}"),
         ("memory", _memory_text(status["memory"])),
         ("held-out", accuracy_text(status["held_out"]["accuracy"], status["held_out"]["samples"])),
         ("test-then-train", before + (lately if test["labels"] else "")),
@@ -359,7 +360,7 @@ def describe(status: dict[str, Any]) -> str:
         lines.append(("source", f"{stream['name']}: {stream['message']}"))
     if count := len(status["suspicious"]):
         listed = f"`samples {status['workspace']} list --suspicious`"
-        lines.append(("suspicious", f"{count:,} labels that their neighbours contradict: {listed}"))
+        lines.append(("suspicious", f"{many(count, 'label')} that the other samples contradict: {listed}"))
     lines += [("problem", problem) for problem in status["problems"]]
     return "\n".join(f"{name:<17}{text}" for name, text in lines)
 

@@ -183,14 +183,25 @@ class Teaching:
                 self._live.learner.forget(work.sample_id)
                 self._live.self_test.forget(work.sample_id)
                 self._correct(work, None)
-            elif work.class_id in self._live.learner.class_ids:
-                self._live.learner.drop_class(work.class_id)
+            else:
+                self._drop(work.class_id)
                 self._live.self_test.held_out.drop(work.class_id)
-                self._live.predictor.refresh()
+            if isinstance(work, Relabel | Forget):
+                self._drop_if_unlearned(work.was)
         except UserError as error:
             # One label that cannot be learned (an image that is gone, a class too many for the budget) must not
             # stop all others. It stays in the journal.
             self._live.report(str(error))
+
+    def _drop_if_unlearned(self, class_id: int | None) -> None:
+        """Nothing that was learned of the class may be left: then the learner must not answer with it."""
+        if class_id is not None and not self._live.workspace.journal.has_trained_label(class_id):
+            self._drop(class_id)
+
+    def _drop(self, class_id: int) -> None:
+        if class_id in self._live.learner.class_ids:
+            self._live.learner.drop_class(class_id)
+            self._live.predictor.refresh()
 
     def _correct(self, work: Relabel | Forget, class_id: int | None) -> None:
         """Let a method that keeps statistics instead of samples move one to another class, or out."""
@@ -214,7 +225,9 @@ class Teaching:
             try:
                 images[teach.sample_id] = self._live.prepare(self._live.workspace.image(teach.sample_id))
             except UserError as error:
-                self._live.report(f"a label could not be learned: {error}")
+                # After a restart labels are learned again that were undone since: those may have lost their image.
+                if self._live.workspace.journal.labels_of([teach.sample_id]):
+                    self._live.report(f"a label could not be learned: {error}")
         batch = [teach for teach in batch if teach.sample_id in images]
         if not batch:
             return
@@ -223,7 +236,8 @@ class Teaching:
         asked = np.stack([inputs[teach.sample_id] for teach in batch])
         before = self._live.predictor.answer(asked)
         for teach, answer in zip(batch, before, strict=True):
-            if teach.fresh:
+            # The first labels of a class cannot be right: they would only measure how many classes came together.
+            if teach.fresh and teach.class_id in self._live.learner.class_ids:
                 best = answer.best[0] if answer.best else None
                 self._live.self_test.test_then_train.record(teach.class_id, best)
         for corrected in (False, True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.common.text import as_text, natural_order
+from edge_hpcr.stream.class_folders import ClassFolders, find_class_folders
 from edge_hpcr.stream.contract import BadFile, FileStream, Frame
 from edge_hpcr.stream.decode import BadImage, decode_image, read_bytes
 
@@ -58,13 +59,14 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
     return sorted(shown, key=lambda entry: natural_order(entry.name))
 
 
-def class_of(path: Path, root: Path, labels: str) -> str | None:
-    """The name of the first folder on the way to the file, if that is where labels come from."""
-    parts = path.relative_to(root).parts
-    return as_text(parts[0]) if labels == "folders" and len(parts) > 1 else None
+def class_of(path: Path, root: Path, labels: str, folders: ClassFolders | None = None) -> str | None:
+    """The folder that names the file's class, if that is where labels come from; the first one unless it is known better."""
+    if labels != "folders":
+        return None
+    return (folders or ClassFolders()).class_of(tuple(map(as_text, path.relative_to(root).parts)))
 
 
-def read_frame(path: Path, root: Path, labels: str) -> Frame:
+def read_frame(path: Path, root: Path, labels: str, folders: ClassFolders | None = None) -> Frame:
     """The image in a file below `root`; `BadImage` says why it cannot be used."""
     # Asked here and not when the folder was listed: a link may have changed in between.
     inside = os.path.realpath(root)
@@ -74,14 +76,14 @@ def read_frame(path: Path, root: Path, labels: str) -> Frame:
     return Frame(
         image=decode_image(data, str(path)),
         origin=as_text(path),
-        label=class_of(path, root, labels),
+        label=class_of(path, root, labels, folders),
         digest=sha256(data),
         at=time.time(),
     )
 
 
 class Folder(FileStream):
-    """All images below a folder; with `labels="folders"`, a first-level sub-folder's name is its images' class."""
+    """All images below a folder; with `labels="folders"`, the folders name the classes as `class_folders` says."""
 
     def __init__(
         self, path: Path, labels: str = "none", on_bad_file: BadFile | None = None, fps: float | None = None
@@ -91,7 +93,15 @@ class Folder(FileStream):
         self._root = path
         self._labels = labels
         self._on_bad_file = on_bad_file
-        self._files = walk(path, self._refuse)
+        self._folders: ClassFolders | None = None  # which name the classes
+        self._files = self._listed() if labels == "folders" else walk(path, self._refuse)
+
+    def _listed(self) -> Iterator[Path]:
+        """The files whose folders name a class, all listed first: only together they show which folders do."""
+        paths = [*walk(self._root, self._refuse)]
+        names = {path: tuple(map(as_text, path.relative_to(self._root).parts)) for path in paths}
+        folders = self._folders = find_class_folders([*names.values()])
+        yield from (path for path in paths if not folders.leaves_out(names[path]))
 
     def _next(self) -> Frame | None:
         try:
@@ -103,7 +113,7 @@ class Folder(FileStream):
             self._stop()
             return None
         try:
-            return read_frame(path, self._root, self._labels)
+            return read_frame(path, self._root, self._labels, self._folders)
         except BadImage as error:
             # When the whole folder is gone, that is the one thing to say, and not each of its files.
             if self._root.is_dir():
@@ -115,7 +125,7 @@ class Folder(FileStream):
     def _stop(self, problem: str = "") -> None:
         if not self._root.is_dir():
             problem = f": the folder {self.name} has disappeared: is its disk still connected?"
-        self._end = f"ended after {self._frames} images{problem}"
+        self._end = f"ended after {self._frames} images{self._note}{problem}"
 
     def _refuse(self, path: Path, reason: str) -> None:
         self._bad += 1
@@ -123,4 +133,8 @@ class Folder(FileStream):
             self._on_bad_file(path, reason)
 
     def _progress(self) -> str:
-        return f"live, {self._frames} images so far"
+        return f"live, {self._frames} images so far{self._note}"
+
+    @property
+    def _note(self) -> str:
+        return f" ({self._folders.note})" if self._folders and self._folders.note else ""

@@ -19,7 +19,7 @@ from edge_hpcr.workspace import records
 from edge_hpcr.workspace.database import as_user_errors, open_for_writing
 from edge_hpcr.workspace.held_out import choose_held_out
 from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
-from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState
+from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState, TakenBack
 
 # Ids are handed out before their rows exist; taking them by the block saves a sync a sample, and gaps do no harm.
 _ID_BLOCK = 64
@@ -257,6 +257,42 @@ class Journal(Queries):
             lost = [i for i in wanted if wanted[i] != reached[i]]
             return self._record(kind, reached, classes, of=seq, lost=lost)
 
+    def take_back_import(self, number: str) -> TakenBack:
+        """Undo everything that an import did, as one action; what somebody has changed since stays as it is.
+
+        Its new samples are dismissed and not queued: nobody has asked to label them by hand. The same import given
+        again takes them up again.
+        """
+        with self.transaction():
+            bodies = dict(self._of_import(number))
+            before: dict[int, SampleState] = {}
+            for body in bodies.values():
+                for sample_id, was, _ in body.samples:
+                    before.setdefault(sample_id, was)
+            query = f"SELECT id, labelled_seq FROM samples WHERE state = 'labelled' AND id IN {IDS}"
+            untouched = [i for i, seq in self._rows(query, (json.dumps([*before]),)) if seq in bodies]
+            after = {i: records.DISMISSED if before[i] == records.QUEUED else before[i] for i in untouched}
+            made = {i for body in bodies.values() for i, _, now in body.classes if now.state == "live"}
+            known = {i: self._class(i) for i in made if self._of_class(i).keys() <= after.keys()}
+            classes = {i: each._replace(state="absent") for i, each in known.items() if each.state == "live"}
+            if not after and not classes:
+                raise UserError("nothing to undo: nothing of that import is left as it was imported")
+            event = self._record("undo_import", after, classes)
+            return TakenBack(event, len(after), len(classes), len(before) - len(after))
+
+    def last_import(self) -> str | None:
+        """The number of the newest import of which something is left as it was imported."""
+        rows = self._rows(
+            "SELECT json_extract(e.body, '$.import') FROM samples s JOIN events e ON e.seq = s.labelled_seq"
+            " WHERE s.state = 'labelled' AND json_valid(e.body) AND json_extract(e.body, '$.import') IS NOT NULL"
+            " ORDER BY e.seq DESC LIMIT 1"
+        )
+        return rows[0][0] if rows else None
+
+    def _of_import(self, number: str) -> list[tuple[int, Body]]:
+        query = "SELECT seq, body FROM events WHERE json_valid(body) AND json_extract(body, '$.import') = ? ORDER BY seq"
+        return [(seq, self._body(seq, text)) for seq, text in self._rows(query, (number,))]
+
     # Transactions -------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -320,6 +356,7 @@ class Journal(Queries):
             of,
             list(lost),
             records.AUTHOR.get(),
+            records.current_import(),
         )
         for class_id, _, state in body.classes:
             if state.state == "live":

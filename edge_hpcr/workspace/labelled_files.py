@@ -1,13 +1,12 @@
 """The files of a folder or a zip that holds a folder for each class: listed, and read without trusting any of them."""
 
-import mimetypes
 import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -65,7 +64,7 @@ def open_source(source: Path, refuse: BadFile, called: Path | None = None) -> It
     except ZIP_DAMAGE as error:
         raise UserError(f"{name} is damaged, no whole zip ({error}): copy or make it again") from error
     with bundle:
-        yield _without_top(_zip_files(name, bundle))
+        yield _zip_files(name, bundle)
 
 
 def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:
@@ -128,17 +127,3 @@ def _read_entry(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, met
     except (*ZIP_DAMAGE, OSError) as error:
         raise BadImage(f"{path} cannot be used as an image: it is damaged in the zip ({error})") from error
     return bytes(content)
-
-
-def _without_top(files: list[SourceFile]) -> list[SourceFile]:
-    """Many zips hold one folder with everything in it; but a folder with images in it is a class."""
-    if len({file.parts[0] for file in files}) != 1 or all(len(file.parts) <= 2 for file in files):
-        return files
-    if any(len(file.parts) == 1 or (len(file.parts) == 2 and _looks_like_image(file)) for file in files):
-        return files
-    return [replace(file, parts=file.parts[1:]) for file in files]
-
-
-def _looks_like_image(file: SourceFile) -> bool:
-    kind, _ = mimetypes.guess_type(file.parts[-1], strict=False)
-    return kind is not None and kind.startswith("image/")

@@ -24,6 +24,7 @@ class Layout:
         self.taking = self.path / "taking.lock"  # held while an image is on its way from file to row
         self.devices = self.path / "devices.sqlite"
         self.status = self.path / "status.json"
+        self.latencies = self.path / "latencies.json"  # of published models on this machine
         self.token = self.path / "token"  # opens the app's page
         self.certificate = self.path / "tls.pem"  # with its key, of `--tls auto`
 

@@ -191,6 +191,12 @@ class Queries:
         query = f"SELECT id, class_id FROM samples WHERE state = 'labelled' AND id IN {IDS}"
         return dict(self._rows(query, (json.dumps([*ids]),)))
 
+    def has_trained_label(self, class_id: int) -> bool:
+        """Whether a sample of the class is there to learn from; the others are kept for measuring."""
+        return bool(
+            self._rows("SELECT 1 FROM samples WHERE class_id = ? AND held_out = 0 LIMIT 1", (class_id,))
+        )
+
     def authors_of(self, ids: Iterable[int]) -> dict[int, str]:
         """Who acted last on each of these samples, as far as it was noted."""
         query = (
@@ -198,6 +204,25 @@ class Queries:
             f" WHERE s.id IN {IDS} AND json_valid(e.body)"
         )
         return {i: author for i, author in self._rows(query, (json.dumps([*ids]),)) if author}
+
+    def origins(self, state: str) -> list[str]:
+        """Where the samples of a state came from, each once."""
+        return [
+            origin
+            for (origin,) in self._rows("SELECT DISTINCT origin FROM samples WHERE state = ?", (state,))
+        ]
+
+    def origins_of(self, state: str) -> dict[int, str]:
+        return dict(self._rows("SELECT id, origin FROM samples WHERE state = ?", (state,)))
+
+    def taken_back(self) -> set[int]:
+        """Samples of imports that were undone, as they were left by that; the same import may bring them again."""
+        query = (
+            "SELECT s.id FROM samples s JOIN events e ON e.seq = s.labelled_seq"
+            " LEFT JOIN events done ON e.kind = 'redo' AND json_valid(e.body) AND done.seq = json_extract(e.body, '$.of')"
+            " WHERE s.state = 'dismissed' AND s.has_image = 1 AND 'undo_import' IN (e.kind, done.kind)"
+        )
+        return {sample_id for (sample_id,) in self._rows(query)}
 
     def in_state(self, state: str, ids: list[int]) -> list[int]:
         rows = self._rows(f"SELECT id FROM samples WHERE state = ? AND id IN {IDS}", (state, json.dumps(ids)))

@@ -2,15 +2,32 @@
 
 import json
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name
+from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name, many
 
 # Who acts in this thread or request: events carry it. A server sets it to the user's name.
 AUTHOR: ContextVar[str] = ContextVar("author", default="local")
+_IMPORT: ContextVar[str | None] = ContextVar("import", default=None)
+
+
+@contextmanager
+def import_number(number: str) -> Iterator[None]:
+    """Events of this block belong to one import, which can be taken back as a whole."""
+    token = _IMPORT.set(number)
+    try:
+        yield
+    finally:
+        _IMPORT.reset(token)
+
+
+def current_import() -> str | None:
+    return _IMPORT.get()
 
 
 class SampleState(NamedTuple):
@@ -44,12 +61,14 @@ class Body:
     of: int | None = None  # the event that an undo or redo is about
     lost: list[int] = field(default_factory=list)  # samples that undo or redo could not restore: no image
     author: str | None = None  # None: of a version that did not note it
+    of_import: str | None = None  # the number of the import that it is a part of
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"samples": self.samples, "classes": self.classes}
         fields |= {"of": self.of} if self.of is not None else {}
         fields |= {"lost": self.lost} if self.lost else {}
         fields |= {"author": self.author} if self.author is not None else {}
+        fields |= {"import": self.of_import} if self.of_import is not None else {}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -63,6 +82,7 @@ class Body:
                 fields.get("of"),
                 fields.get("lost", []),
                 fields.get("author"),
+                fields.get("import"),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -76,7 +96,7 @@ class Body:
         numbers = [*(i for i, *_ in self.samples), *(i for i, *_ in self.classes), *self.lost]
         links = [self.of, *(state.class_id for state in states), *(state.merged_into for state in classes)]
         texts = [
-            *([] if self.author is None else [self.author]),
+            *(each for each in (self.author, self.of_import) if each is not None),
             *(each.name for each in classes),
             *(each.colour for each in classes if each.colour is not None),
         ]
@@ -121,6 +141,21 @@ class Event:
         ]
         closed = [i for i, before, after in body.classes if before.state == "live" and after.state != "live"]
         return cls(seq, at, kind, moves, closed, body.lost, body.of)
+
+
+class TakenBack(NamedTuple):
+    """An import that was undone."""
+
+    event: Event
+    samples: int
+    classes: int
+    kept: int  # samples that somebody has changed since
+
+    def __str__(self) -> str:
+        kept = f"; {many(self.kept, 'sample')} changed since stay as they are" if self.kept else ""
+        return (
+            f"import undone: {many(self.samples, 'label')} and {many(self.classes, 'class')} taken back{kept}"
+        )
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,12 @@ class SampleFiles:
         """The sample's image as it was stored, RGB; a damaged or missing file is an error that names the sample."""
         path = self.folder / sample.file
         if not sample.has_image:
-            gone = f"sample {sample.id} has no image any more"
-            raise UserError(f"{gone}: it was dropped to keep the disk budget")
+            why = (
+                "it was removed from the queue"
+                if sample.state == "deleted"
+                else "it was dropped to make room"
+            )
+            raise UserError(f"sample {sample.id} has no image any more: {why}")
         with disk_errors(f"image of sample {sample.id}, {path}", "delete the sample"):
             content = path.read_bytes()
         if sha256(content) != sample.digest:

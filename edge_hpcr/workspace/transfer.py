@@ -11,10 +11,12 @@ import io
 import itertools
 import json
 import os
+import secrets
 import shutil
 import threading
 import unicodedata
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,19 +27,20 @@ from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256, write_through
 from edge_hpcr.common.formats import EXPORTED_CLASSES
-from edge_hpcr.common.text import as_text
+from edge_hpcr.common.text import as_text, many
+from edge_hpcr.stream.class_folders import ClassFolders, find_class_folders, looks_like_image
 from edge_hpcr.stream.decode import BadImage, decode_image
 from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.labelled_files import MAC_EXTRAS, SourceFile, check_source, open_source
 from edge_hpcr.workspace.queries import reading
-from edge_hpcr.workspace.records import ClassRow, SampleRow, clean_name, folded
+from edge_hpcr.workspace.records import ClassRow, SampleRow, clean_name, folded, import_number
 from edge_hpcr.workspace.sample_files import shrink
 
 MAKER = "edge_hpcr"
 CLASSES, SAMPLES = "classes.json", "samples.csv"
 LONGEST_FOLDER = 80  # bytes; some encrypted file systems allow no more than 143
-IMAGES_AT_ONCE = 10  # of one class, then of the next: a learner forgets what comes in long rows
+IMAGES_AT_ONCE = 10  # one flush to disk for all of them
 REASONS_KEPT = 10
 _FORBIDDEN = set('<>:"/\\|?*')
 _RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", MAC_EXTRAS.casefold(), CLASSES, SAMPLES} | {
@@ -46,6 +49,7 @@ _RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$", MAC_EXTRAS.casefol
 
 Progress = Callable[[int, int], None]  # done, and of how many
 Write = Callable[[str, bytes], None]  # name and content
+_OwnClasses = dict[str, tuple[str, str | None]]  # name and colour of a class by its folder
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Exported:
 
 @dataclass
 class Imported:
+    number: str = field(default_factory=lambda: secrets.token_hex(8))  # by which it can be taken back
     samples: int = 0  # labelled now
     classes: int = 0  # made for them
     known: int = 0  # were here already, and stayed as they are
@@ -72,7 +77,7 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
     """Write all labelled samples to a new or empty folder, or to a new .zip; it is whole there or absent."""
     target = Path(os.path.realpath(target))
     zipped = target.suffix.lower() == ".zip"
-    _refuse_inside(workspace, target)
+    _refuse_inside(workspace.path, target)
     with reading(workspace.layout.journal) as journal:  # as of one moment, while others go on to label
         classes, rows = journal.classes(), list(journal.all_samples(state="labelled"))
     if not rows:
@@ -200,35 +205,83 @@ def import_samples(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
     called: Path | None = None,
+    split: str | None = None,
 ) -> Imported:
     """Take in and label the images of a folder or a zip that holds a folder for each class.
 
-    The top folder of an image names its class, in any case; an export of ours brings real names and colours. An image
-    that is here already stays as it is, unless it waits in the queue, where a killed import may have left it.
-    `called` is the name that people know a zip by, if it lies under another.
+    `edge_hpcr/stream/class_folders.py` says which folders name the classes, in any case, and what `split` chooses; an
+    export of ours brings real names and colours. An image that is here already stays as it is, unless it waits in the
+    queue, where a killed import may have left it. `called` is the name that people know a zip by, if it lies under another.
     """
     source = Path(source)
-    check_source(source, called)
-    _refuse_inside(workspace, Path(os.path.realpath(source)))
+    _check(workspace.path, source, called)
     job = _Import(workspace)
-    with open_source(source, job.refuse, called) as files:
+    with open_source(source, job.refuse, called) as files, import_number(job.result.number):
         if not files and not job.result.bad:
-            expected = "a folder for each class, with images, is expected"
-            raise UserError(f"{called or source} holds no files: {expected}")
-        chunks = job.plan(files)
-        total, done = sum(len(chunk) for _, chunk in chunks), 0
-        for name, chunk in chunks:
+            raise _empty(called or source)
+        chunks = job.plan(files, split)
+        total, done = sum(len(chunk) for chunk in chunks), 0
+        for chunk in chunks:
             if stop is not None and stop.is_set():
                 break
-            job.take(name, chunk)
+            job.take(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(done, total)
     return job.result
 
 
-def _refuse_inside(workspace: Workspace, place: Path) -> None:
-    if place.is_relative_to(os.path.realpath(workspace.path)):
+@dataclass(frozen=True)
+class Found:
+    """What an import would take, by the names of the files: none has been read."""
+
+    classes: dict[str, int]  # name: pictures
+    skipped: int  # files that are no pictures, or lie in no folder that would name their class
+    folders: ClassFolders
+
+    def __str__(self) -> str:
+        """
+        >>> str(Found({"dog": 3, "cat": 2}, 1, ClassFolders((), {"train": 5, "test": 2}, "train")))
+        '2 classes, 5 pictures, 1 file skipped; train/ and test/ look like splits: train is used'
+        """
+        pictures = sum(self.classes.values())
+        skipped = f", {many(self.skipped, 'file')} skipped" if self.skipped else ""
+        note = f"; {self.folders.note}" if self.folders.note else ""
+        return f"{many(len(self.classes), 'class')}, {many(pictures, 'picture')}{skipped}{note}"
+
+
+def look_at(workspace: Path, source: Path, called: Path | None = None, split: str | None = None) -> Found:
+    """What `import_samples` would take into this workspace, which need not exist; no picture is read, nothing changes."""
+    source = Path(source)
+    _check(workspace, source, called)
+    unlisted: list[Path] = []
+    with open_source(source, lambda path, reason: unlisted.append(path), called) as files:
+        if not files and not unlisted:
+            raise _empty(called or source)
+        folders = find_class_folders([file.parts for file in files], split)
+        own = _own_list(files, folders)
+        classes: Counter[str] = Counter()
+        skipped = len(unlisted)
+        for file in files:
+            name = folders.class_of(file.parts)
+            if name is not None and looks_like_image(file.parts[-1]):
+                classes[own.get(name, (name, None))[0] if own else name] += 1
+            elif not folders.leaves_out(file.parts) and not (own and file.parts[-1] in (CLASSES, SAMPLES)):
+                skipped += 1
+    return Found(dict(classes), skipped, folders)
+
+
+def _check(workspace: Path, source: Path, called: Path | None) -> None:
+    check_source(source, called)
+    _refuse_inside(workspace, Path(os.path.realpath(source)))
+
+
+def _empty(name: Path) -> UserError:
+    return UserError(f"{name} holds no files: a folder for each class, with images, is expected")
+
+
+def _refuse_inside(workspace: Path, place: Path) -> None:
+    if place.is_relative_to(os.path.realpath(workspace)):
         raise UserError(f"{place} lies in the workspace itself: name a place outside of it")
 
 
@@ -245,48 +298,57 @@ class _Import:
         if len(self.result.reasons) < REASONS_KEPT:
             self.result.reasons.append(reason)
 
-    def plan(self, files: list[SourceFile]) -> list[tuple[str, list[SourceFile]]]:
-        """Each class's files, a few at a time and in turn; what belongs to no class is refused."""
-        own = next((own for file in files if (own := _own_classes(file)) is not None), None)
+    def plan(self, files: list[SourceFile], split: str | None) -> list[list[tuple[str, SourceFile]]]:
+        """The files with their classes' names, a few at a time and of all classes in turn; the rest is refused."""
+        folders = find_class_folders([file.parts for file in files], split)
+        own = _own_list(files, folders)
         for name, colour in own.values() if own else ():
             self._class_id(name, colour)
-        names = {folder: name for folder, (name, _) in (own or {}).items()}
-        groups: dict[str, tuple[str, list[SourceFile]]] = {}
+        groups: dict[str, list[tuple[str, SourceFile]]] = {}
         for file in files:
-            if len(file.parts) == 1:
-                if own is None or file.parts[0] not in (CLASSES, SAMPLES):
+            if folders.leaves_out(file.parts):
+                continue
+            folder = folders.class_of(file.parts)
+            if folder is None:
+                if not own or file.parts[-1] not in (CLASSES, SAMPLES):
                     self.refuse(file.path, "it lies in no folder that would name its class")
                 continue
-            folder = unicodedata.normalize("NFC", file.parts[0])
+            folder = unicodedata.normalize("NFC", folder)
             try:
-                name = clean_name(names.get(folder, folder))
+                name = clean_name((own or {}).get(folder, (folder, None))[0])
             except UserError as error:
                 self.refuse(file.path, str(error))
                 continue
-            groups.setdefault(folded(name), (name, []))[1].append(file)
-        return list(_in_turn(list(groups.values())))
+            groups.setdefault(folded(name), []).append((name, file))
+        # One of each class in turn: a learner forgets what comes in long rows, and tests before each label would only
+        # say in which order they came.
+        rounds = itertools.zip_longest(*groups.values())
+        mixed = [item for each in rounds for item in each if item is not None]
+        return [mixed[start : start + IMAGES_AT_ONCE] for start in range(0, len(mixed), IMAGES_AT_ONCE)]
 
-    def take(self, name: str, files: list[SourceFile]) -> None:
+    def take(self, files: list[tuple[str, SourceFile]]) -> None:
         """Store the images and their labels: those of one call together, or none of them."""
-        waiting: list[int] = []
-        new: list[Taken] = []
-        for file in files:
+        waiting: list[tuple[int, str]] = []
+        new: list[tuple[Taken, str]] = []
+        for name, file in files:
             try:
                 content = file.read()
                 digest = sha256(content)
                 if digest in self._known:
-                    waiting += self._meet_again(digest)
+                    waiting += [(sample_id, name) for sample_id in self._meet_again(digest)]
                     continue
                 image = decode_image(content, str(file.path))
             except BadImage as error:
                 self.refuse(file.path, str(error))
                 continue
-            new.append(Taken(shrink(image), as_text(file.path), digest, perceptual_hash(image)))
+            new.append((Taken(shrink(image), as_text(file.path), digest, perceptual_hash(image)), name))
             self._known[digest] = ("labelled", 0)
         if waiting or new:
-            class_id = self._class_id(name)
-            with self.workspace.taking(new) as ids:
-                self.workspace.journal.label_each((sample_id, class_id) for sample_id in waiting + ids)
+            for name in dict.fromkeys(name for _, name in [*waiting, *new]):
+                self._class_id(name)
+            with self.workspace.taking([taken for taken, _ in new]) as ids:
+                labels = [*waiting, *zip(ids, (name for _, name in new), strict=True)]
+                self.workspace.journal.label_each((i, self._class_id(name)) for i, name in labels)
             self.result.samples += len(waiting) + len(new)
 
     def _meet_again(self, digest: str) -> list[int]:
@@ -313,24 +375,25 @@ def _known_digests(workspace: Workspace) -> dict[str, tuple[str, int]]:
     """State and id of every sample, by what it was read from and by what is stored (which an export hands out)."""
     order = ("labelled", "queued", "dismissed", "deleted")
     known: dict[str, tuple[str, int]] = {}
+    waiting = workspace.journal.taken_back()
     for row in workspace.journal.all_samples():
+        state = "queued" if row.id in waiting else row.state
         for digest in filter(None, (row.source_digest, row.digest)):
-            if digest not in known or order.index(row.state) < order.index(known[digest][0]):
-                known[digest] = (row.state, row.id)
+            if digest not in known or order.index(state) < order.index(known[digest][0]):
+                known[digest] = (state, row.id)
     return known
 
 
-def _in_turn(groups: list[tuple[str, list[SourceFile]]]) -> Iterator[tuple[str, list[SourceFile]]]:
-    for start in range(0, max((len(files) for _, files in groups), default=0), IMAGES_AT_ONCE):
-        for name, files in groups:
-            if start < len(files):
-                yield name, files[start : start + IMAGES_AT_ONCE]
+def _own_list(files: Sequence[SourceFile], folders: ClassFolders) -> _OwnClasses | None:
+    """The list of classes that an export of ours brings along, beside its folders."""
+    place = (*folders.top, CLASSES)
+    return next(
+        (own for file in files if file.parts == place and (own := _own_classes(file)) is not None), None
+    )
 
 
-def _own_classes(file: SourceFile) -> dict[str, tuple[str, str | None]] | None:
+def _own_classes(file: SourceFile) -> _OwnClasses | None:
     """Name and colour of each class by its folder, if this file is the list that an export of ours wrote."""
-    if file.parts != (CLASSES,):
-        return None
     try:
         listed: Any = json.loads(file.read())
     except (BadImage, ValueError, RecursionError):
