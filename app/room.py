@@ -4,6 +4,7 @@ for as long as somebody tries the demonstration a second one, whose folder goes 
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from app.changing import ChangingClasses
@@ -53,19 +54,18 @@ class Room:
 class Demonstration(Room):
     """Parts on a workbench, in a workspace that is gone afterwards."""
 
-    def __init__(self, own: Settings) -> None:
+    def __init__(self, own: Settings, rules: Rules | None = None) -> None:
         self._folder: tempfile.TemporaryDirectory[str] = own_folder("demonstration")
-        try:
-            workspace = Workspace.open(Path(self._folder.name) / "workspace")
+        with ExitStack() as undone:
+            undone.callback(self._folder.cleanup)
+            workspace = undone.enter_context(Workspace.open(Path(self._folder.name) / "workspace"))
             workspace.change_settings(
                 source=DEMONSTRATION,
                 disk_bytes=DEMONSTRATION_BYTES,
                 **{name: getattr(own, name) for name in TAKEN_OVER},
             )
-            super().__init__(workspace)
-        except BaseException:
-            self._folder.cleanup()
-            raise
+            super().__init__(workspace, rules)
+            undone.pop_all()  # nothing failed: `stop` cleans up
 
     def _is_unused_default(self, settings: Settings) -> bool:
         return False

@@ -78,6 +78,7 @@ class Done:
 
 class Studio:
     def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
+        self._rules = rules
         self.own = self._room = Room(workspace, rules)
         self.room_name = OWN
         self.runs = BenchRuns(workspace.layout.benchmarks)
@@ -134,7 +135,7 @@ class Studio:
         """Show everybody the demonstration, in a workspace of its own; the own one goes on unseen."""
         with self._labelling:
             if self._room is self.own:
-                room = Demonstration(self.own.workspace.settings)
+                room = Demonstration(self.own.workspace.settings, self._rules)
                 room.start()
                 self._show_room(room, f"demonstration-{secrets.token_hex(4)}")
         return Done("the demonstration: nothing of it stays")
@@ -449,7 +450,7 @@ class Studio:
             Contradiction(each["one"], each["other"], tuple(each["samples"]))
             for each in status["contradictions"]
         ]
-        return verdict(self._room.classes.rows(), status["answers"], doubts)
+        return verdict(self._room.classes.rows(), status["answers"], doubts, self.live.calibrates)
 
     def health(self) -> list[ClassHealth]:
         """How each class is doing."""

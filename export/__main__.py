@@ -154,7 +154,8 @@ def _publish_once(
     as_json: bool,
     by_hand: bool,
     devices: tuple[str, ...] = (),
-) -> None:
+) -> int | None:
+    """Publish, or say that nothing is new and return the version that holds it already."""
     from export.publish import publish  # torch takes seconds, and nothing else needs it
     from export.publish.snapshot import snapshot_of_workspace
 
@@ -162,7 +163,7 @@ def _publish_once(
     same = None if policy.force else publish.unchanged(exports, snapshot)
     if same is None:
         _say(publish.publish(exports, snapshot, policy, variants, by_hand, devices), as_json)
-        return
+        return None
     not_made = f", and so no {' and '.join(variants)} variant was made" if variants else ""
     if as_json:
         reason = f"nothing has changed{not_made}"
@@ -172,9 +173,10 @@ def _publish_once(
             f"version {same} holds step {snapshot.step:,} already: nothing is new{not_made} "
             "(--force publishes it again)"
         )
+    return same
 
 
-def _publish_periodically(once: Callable[[], None], seconds: float) -> None:
+def _publish_periodically(once: Callable[[], object], seconds: float) -> None:
     stop = _until_asked_to_stop()
     said = None
     while True:
@@ -297,9 +299,10 @@ def stage_version(
         settings = Settings.load(Layout(workspace).settings)
         variants = ["int8"] if settings.publish_int8 else []
         try:
-            _publish_once(workspace, exports, Policy.of(settings), variants, as_json, True, named)
+            version = _publish_once(workspace, exports, Policy.of(settings), variants, as_json, True, named)
         except Refused as error:
             raise Failed(f"not published: {error}") from None
+    if version is None:
         if not as_json:
             print(f"on trial on {', '.join(named)}: `release` gives it to all, `rollback` takes it back")
         return

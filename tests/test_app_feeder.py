@@ -215,6 +215,44 @@ def test_a_page_chooses_and_imports_only_what_the_rules_allow(tmp_path):
         studio.transfers.stop()
 
 
+@pytest.mark.slow
+def test_the_demonstration_obeys_the_same_rules(tmp_path):
+    pictures(tmp_path / "other" / "mug", 1)
+    with Workspace.open(tmp_path / "workspace") as workspace:
+        workspace.change_settings(**SMALL)
+        studio = Studio(workspace, Rules((tmp_path / "allowed",), private=False))
+        studio.start()
+        try:
+            studio.demonstrate()
+            assert studio.workspace.settings.backbone == SMALL["backbone"]
+            for call in (studio.use_source, studio.import_folder):
+                with pytest.raises(UserError, match=r"is not below .*allowed"):
+                    call(str(tmp_path / "other"))
+            shown = studio.workspace.path
+            studio.demonstrate()  # by somebody else: the same one
+            assert studio.workspace.path == shown
+            studio.leave_demonstration()
+            assert studio.workspace is workspace and not shown.exists()
+        finally:
+            studio.stop()
+
+
+@pytest.mark.slow
+def test_a_workspace_begins_without_a_source_and_goes_on_with_the_one_that_was_chosen(tmp_path):
+    for source, labelled, expected in (("", 0, None), ("workbench", 0, None), ("workbench", 1, "workbench")):
+        with Workspace.open(tmp_path / f"{source or 'none'}-{labelled}") as workspace:
+            workspace.change_settings(**SMALL, source=source)
+            if labelled:  # then somebody has worked with it
+                workspace.journal.create_class("mug")
+            studio = Studio(workspace)
+            studio.start()
+            try:
+                assert (studio.feeder.stream.name if studio.feeder.stream else None) == expected
+                assert studio.workspace.settings.source == source
+            finally:
+                studio.stop()
+
+
 def test_addresses_of_this_network_are_for_pages_on_this_machine_unless_it_is_said_otherwise(tmp_path):
     assert source_rules(True, None, None) == Rules()
     assert source_rules(False, [tmp_path], None) == Rules((tmp_path,), private=False)

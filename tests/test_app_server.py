@@ -271,7 +271,34 @@ def test_bad_camera_frames_are_refused(app, body, says):
 
 def test_a_camera_that_nobody_wants_is_told_so(app):
     act(app, do="source", source="workbench")
-    assert json.loads(ask(app, "POST", "/edge/camera", jpeg())[1]) == {"wanted": False}
+    assert json.loads(ask(app, "POST", "/edge/camera", jpeg())[1]) == {"wanted": False, "taken": False}
+
+
+def test_frames_are_wanted_from_the_page_that_took_the_camera_last(app):
+    for page, other in (("one", "two"), ("two", "one")):
+        act(app, do="source", source="browser", page=page)
+        assert json.loads(ask(app, "POST", f"/edge/camera?page={page}", jpeg())[1])["wanted"] is True
+        told = json.loads(ask(app, "POST", f"/edge/camera?page={other}", jpeg())[1])
+        assert told == {"wanted": False, "taken": True}
+
+
+def test_a_picture_that_a_page_brings_gets_a_number_by_which_it_is_labelled(app):
+    status, answer = ask(app, "POST", "/edge/picture?name=..%2F..%2Fmug.jpg&ask=1", jpeg())
+    assert status == 200
+    number = json.loads(answer)["number"]
+    assert act(app, do="new_class", name="brought", frames=[number])[1]["samples"] == 1
+    with app.look() as workspace:
+        assert workspace.journal.samples(state="labelled")[-1].origin == "mug.jpg"
+    assert ask(app, "POST", "/edge/picture", b"no picture")[0] == 400
+    assert ask(app, "POST", "/edge/picture?room=elsewhere", jpeg())[0] == 400
+
+
+@pytest.mark.parametrize(
+    "path", ["/edge/newest?classes=1,x", "/edge/newest?classes=-1", "/edge/unknown?share=x", "/edge/unknown"]
+)
+def test_bad_questions_are_refused_in_a_sentence(app, path):
+    status, answer = ask(app, "GET", path)
+    assert status == 400 and json.loads(answer)["error"]
 
 
 @pytest.mark.slow
@@ -281,7 +308,7 @@ def test_an_undo_does_not_overtake_the_label_before_it(app):
     rng = np.random.default_rng(0)
     numbers: list[int] = []
     for _ in range(12):
-        studio.push_browser_frame(rng.integers(0, 255, (240, 320, 3), np.uint8))
+        studio.feeder.browser_camera.push(rng.integers(0, 255, (240, 320, 3), np.uint8))
         newest = studio.feeder.newest()
         before = newest.number if newest else None
         wait_for(

@@ -134,6 +134,12 @@ def test_the_camera_comes_back_after_a_reload_and_the_last_page_to_take_it_has_i
     show_picture(first, part(0, 20))
     expect(first.locator("#camera-mirror")).to_be_checked()
     expect(first.locator("#screen")).to_have_class(re.compile("mirror"))
+    # A phone that has slept: the camera has stopped, and nobody was told.
+    first.evaluate("cameraOfTheTest.getVideoTracks()[0].stop()")
+    first.evaluate("window.slept = cameraOfTheTest; document.dispatchEvent(new Event('visibilitychange'))")
+    first.wait_for_function("window.slept !== cameraOfTheTest")
+    shown = first.locator("#screen").get_attribute("data-shown")
+    expect(first.locator("#screen")).not_to_have_attribute("data-shown", shown)
     second = open_with_camera(browser, app)
     expect(second.locator("#source-state")).to_contain_text("browser camera")
     expect(second.locator("#preview")).to_be_hidden()
@@ -145,6 +151,10 @@ def test_the_camera_comes_back_after_a_reload_and_the_last_page_to_take_it_has_i
     first.locator("#source-change").click()
     first.locator("#source-browser").click()
     expect(second.locator("#message")).to_contain_text("another page has taken the camera over")
+    first.click("#source-stop")
+    expect(first.locator("#choices")).to_be_visible()
+    assert first.evaluate("cameraOfTheTest.getVideoTracks()[0].readyState") == "ended"
+    assert app.server.studio.workspace.settings.source == "" and app.server.studio.feeder.stream is None
 
 
 def test_a_camera_that_goes_in_the_middle_of_a_burst_loses_nothing(app, browser):

@@ -200,6 +200,23 @@ def test_a_broker_that_leaves_is_told_once_and_its_return_too(
 
 @needs_mosquitto
 @pytest.mark.slow
+def test_an_answer_from_before_the_connection_is_there_once_there_is_one(tmp_path: Path, health: Health):
+    """With --on-change no other line may come for hours."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with sending(health, f"127.0.0.1:{port}/t") as sender:
+        assert not send(sender, "mug")
+        broker = Mosquitto(tmp_path, port=port)
+        try:
+            with broker.heard("t/cam.1/answer") as heard:
+                until(lambda: "t/cam.1/answer" in heard)
+                assert json.loads(heard["t/cam.1/answer"][0][0])["answer"]["name"] == "mug"
+        finally:
+            broker.close()
+
+
+@needs_mosquitto
+@pytest.mark.slow
 def test_results_that_are_lost_with_their_connection_stop_nothing(mosquitto: Mosquitto, health: Health):
     with sending(health, f"127.0.0.1:{mosquitto.port}") as sender:
         until(lambda: sender.connected)

@@ -274,6 +274,20 @@ def test_a_plain_file_server_gets_one_report_and_nobody_is_bothered(health: Heal
 
 
 @pytest.mark.slow
+def test_a_device_whose_camera_is_away_reports_so_and_which_version_it_has(tmp_path: Path):
+    publish(tmp_path / "exports", 1)
+    with trainer(tmp_path / "exports") as server:
+        (tmp_path / "token").write_text(TOKEN)
+        places = ("--models", server.url, "--token", tmp_path / "token", "--cache", tmp_path / "cache")
+        with running_device(*places, "--source", "/dev/video97", "--report", 0.1, "--poll", 0.1):
+            until(lambda: server.reports and server.reports[-1]["problem"])
+            assert "/dev/video97" in server.reports[-1]["problem"]
+            assert (server.reports[-1]["version"], server.reports[-1]["frames"]) == (1, 0)
+            publish(tmp_path / "exports", 2)
+            until(lambda: server.reports[-1]["version"] == 2)
+
+
+@pytest.mark.slow
 def test_the_runtime_says_who_it_is_sends_reports_and_unknown_frames(tmp_path: Path):
     publish(tmp_path / "exports", 1)
     (tmp_path / "images").mkdir()

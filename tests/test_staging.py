@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import publish as publish_tiny
-from export_parts import first, later, with_template
+from export_parts import Teaching, first, later, with_template
 
 from edge_hpcr.common.errors import UserError
 from export import __main__ as command
@@ -147,3 +147,23 @@ def test_wrong_input_is_one_line(exports: Path, capsys, arguments: tuple[str, ..
     assert export(arguments[0], "--workspace", exports.parent, *arguments[1:]) == 2
     said = capsys.readouterr().err
     assert complaint in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_without_a_number_what_has_been_learned_is_published_for_these_devices(tmp_path: Path, capsys):
+    path = tmp_path / "w"
+    for digit, asked in ((0, ()), (1, ("stage", "--devices", "cam-1"))):
+        one = Teaching(path)
+        one.teach(digit)
+        one.close()
+        assert export(*asked[:1], "--workspace", path, *asked[1:]) == 0
+    assert (latest_version(path / "exports"), staged(path / "exports").version) == (1, 2)
+    said = capsys.readouterr().out
+    assert "published version 2" in said and "on trial on cam-1: `release` gives it to all" in said
+    assert export("stage", "--workspace", path, "--devices", "cam-2") == 0
+    said = capsys.readouterr().out
+    assert "version 2 holds step" in said and "version 2 is on trial on cam-2" in said
+    assert staged(path / "exports").devices == ("cam-2",), "nothing is new, and others try it"
+    assert export("release", "--workspace", path) == 0
+    assert export("stage", "--workspace", path, "--devices", "cam-2") == 2
+    assert "version 2 is the current one, which all devices have" in capsys.readouterr().err

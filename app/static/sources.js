@@ -42,7 +42,8 @@ export class Sources {
     this.mirror.checked = chosen.mirror;
     this.mirrorLabel = make("label", { class: "source-mirror", hidden: true }, this.mirror, " mirror");
     this.change = make("button", { id: "source-change", class: "edge-button", type: "button", "aria-expanded": "false", onclick: () => this.toggle() }, "Change source");
-    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, this.change);
+    this.stop = make("button", { id: "source-stop", class: "edge-button", type: "button", title: "let no source run", onclick: () => this.useNone() }, "Stop");
+    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, this.stop, this.change);
     this.pictures = this.pictureDialog();
     this.element = make("section", { class: "teach-sources", "aria-label": "source" }, this.row, this.pictures);
     this.place = make("div", { class: "source-changing", hidden: true });
@@ -77,6 +78,12 @@ export class Sources {
     this.toggle(false);
     this.teach.endPile();
     await this.listCameras();
+  }
+
+  async useNone() {
+    this.teach.camera.stop();
+    this.teach.endPile();
+    await this.teach.perform({ do: "close_source" });
   }
 
   async listCameras() {
@@ -137,7 +144,7 @@ export class Sources {
     if (this.choices.parentElement !== home) home.append(this.choices);
     if (empty) this.toggle(false);
     screen.classList.toggle("choosing", empty);
-    this.change.hidden = empty || demonstration;
+    this.change.hidden = this.stop.hidden = empty || demonstration;
     this.cameras.hidden = !camera.running || !this.manyCameras;
     this.mirrorLabel.hidden = !camera.running;
     const { name, message, phase, dropped } = now.source;

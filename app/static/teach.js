@@ -48,7 +48,7 @@ class Teach {
     this.answers = make("div", { id: "answers" });
     this.message = make("p", { id: "message", role: "status", "aria-live": "polite" });
     this.lesson = make("p", { id: "lesson", role: "status", "aria-live": "polite" });
-    this.guide = make("p", { id: "guide", role: "status" });
+    this.guide = make("p", { id: "guide" });
     this.held = make("p", { id: "held", hidden: true }, "held still: label it, or let it go");
     this.cards = new Cards(this);
     this.sources = new Sources(this);

@@ -436,6 +436,8 @@ class LiveLearner:
     @property
     def progress(self) -> float | None:
         """How much of the rehearsal after the last label is done; None when there is nothing left to do."""
+        if self.phase in ("failed", "stopped"):
+            return None
         if self.phase == "learning" or not self.caught_up:
             return 0.0
         steps = self.workspace.settings.idle_steps

@@ -22,10 +22,14 @@ class Health:
         self._lock = threading.Lock()
         self._problems: dict[str, str] = {}
 
-    def answered(self, version: int, unknown: bool, milliseconds: float) -> None:
-        """A frame was answered."""
+    def runs(self, version: int) -> None:
+        """This version is in use, whether or not frames come."""
         if version != self.version:
             self.version, self.since = version, time.time()
+
+    def answered(self, version: int, unknown: bool, milliseconds: float) -> None:
+        """A frame was answered."""
+        self.runs(version)
         self.frames += 1
         self.unknown += unknown
         self.latency_ms = milliseconds

@@ -60,7 +60,9 @@ class MqttSender:
         self._own = f"{broker.topic}/{health.device}"
         self._client: Any = paho.Client(paho.CallbackAPIVersion.VERSION2)
         self._unsent: deque[Any] = deque()
-        self._answer: object = self  # of the last retained line; equal to no answer
+        self._answer: object = self  # of the last line; at first equal to none
+        self._retained = b""  # the last line whose answer differed from the one before
+        self._is_due = False  # it has not been handed to paho yet
         self._since = time.monotonic()  # without a connection
         self._reason = ""  # why the last attempt failed
         self._set_up()
@@ -104,6 +106,8 @@ class MqttSender:
         """Hand a line over without waiting; False if it was dropped."""
         while self._unsent and _is_gone(self._unsent[0]):
             self._unsent.popleft()
+        if line["answer"] != self._answer:
+            self._answer, self._retained, self._is_due = line["answer"], text.encode(), True
         if not self.connected:
             if time.monotonic() - self._since > ANSWER_SECONDS and not self._health.has("mqtt"):
                 self._trouble("it does not answer")
@@ -118,10 +122,13 @@ class MqttSender:
             self._health.mqtt_dropped += 1  # the connection broke this very moment
             return False
         self._unsent.append(message)
-        if line["answer"] != self._answer:
-            self._answer = line["answer"]
-            self._client.publish(f"{self._own}/answer", text.encode(), qos=0, retain=True)
+        if self._is_due:
+            self._send_answer()
         return True
+
+    def _send_answer(self) -> None:
+        self._is_due = False
+        self._client.publish(f"{self._own}/answer", self._retained, qos=0, retain=True)
 
     def close(self) -> None:
         """Say goodbye, and not for long: a broker that does not read must not hold up the end."""
@@ -144,8 +151,10 @@ class MqttSender:
             self._trouble(f"it refuses this device: {str(reason).lower()}")
             return
         self._health.trouble("mqtt", None, f"MQTT broker {self._broker.name}: works again")
-        self._answer = self  # the broker may have forgotten it
         client.publish(f"{self._own}/status", "online", retain=True)
+        if self._retained:
+            # It changed while nobody listened, or the broker has forgotten it; with --on-change no line may come for long.
+            self._send_answer()
         if self._broker.discovery:
             place, facts = discovery(self._broker.topic, self._health.device)
             client.publish(place, json.dumps(facts), retain=True)

@@ -257,6 +257,7 @@ class _Loop:
                 tell(f"{self.stream.name}: {end}")
                 return
             self._follow_source()
+            self._follow_models()
             if frame is None:
                 if not self.stream.live:
                     self._beat()  # nothing came, and nothing had to
@@ -269,9 +270,13 @@ class _Loop:
                 self._beat()
 
     def _beat(self) -> None:
-        self.health.note("models", self.swap.problem)
         if self.heartbeat is not None:
             self.heartbeat.beat(self.health.problem)
+
+    def _follow_models(self) -> None:
+        """Note what runs and what is wrong with the next one, also while no frame comes."""
+        self.health.runs(self.swap.classifier.info.version)
+        self.health.note("models", self.swap.problem)
 
     def _follow_source(self) -> None:
         """Report once that the source is in trouble, and once that it works again."""

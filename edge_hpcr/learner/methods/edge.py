@@ -34,7 +34,7 @@ class Config(hpcr.Config):
 
 class Edge(hpcr.HPCR):
     name = "edge"
-    order = 5
+    order = 15
     source = "the paper, with the momentum teacher of Michel et al., ICML 2024; no row of the paper's tables"
     Config = Config
 
