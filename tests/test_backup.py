@@ -74,7 +74,7 @@ def test_a_restored_workspace_holds_all_that_the_first_one_held(path, tmp_path, 
     assert "12 labels, 12 images, 13 events, checkpoint step-000000002" in capsys.readouterr().out
     assert main(["restore", str(tmp_path / "b.zip"), str(tmp_path / "copy")]) == 0
     assert "every checksum is right" in capsys.readouterr().out
-    left_out = ("lock", "journal", "checkpoints/step-000000001")
+    left_out = ("lock", "taking.lock", "journal", "checkpoints/step-000000001")
     assert files(tmp_path / "copy", "journal") == files(path, *left_out)
     assert whole(tmp_path / "copy")
     with Workspace.open(tmp_path / "copy") as copy, Workspace.open(path) as first:

@@ -13,6 +13,7 @@ import threading
 import time
 import unicodedata
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,12 +61,21 @@ def png(value: int, side: int = 8) -> bytes:
     return file.getvalue()
 
 
-def make_folder(root: Path, classes: dict[str, int], start: int = 0) -> Path:
+def noise(value: int) -> bytes:
+    """An image that does not even look like any other, so that it may be held out by itself."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(value).integers(0, 256, (16, 16, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_folder(
+    root: Path, classes: dict[str, int], start: int = 0, picture: Callable[[int], bytes] = png
+) -> Path:
     value = start
     for name, count in classes.items():
         (root / name).mkdir(parents=True)
         for number in range(count):
-            (root / name / f"{number}.png").write_bytes(png(value))
+            (root / name / f"{number}.png").write_bytes(picture(value))
             value += 1
     return root
 
@@ -246,7 +256,7 @@ def test_folder_names_are_good_everywhere(names):
 
 
 def test_classes_take_turns_so_that_none_comes_in_one_long_row(workspace, tmp_path):
-    make_folder(tmp_path / "in", {"a": 25, "b": 12, "c": 1})
+    make_folder(tmp_path / "in", {"a": 25, "b": 12, "c": 1}, picture=noise)
     result = import_samples(workspace, tmp_path / "in")
     assert (result.samples, result.classes, result.bad) == (38, 3, 0)
     events = [event for event in workspace.journal.events_after(0) if event.kind == "label"]
@@ -363,10 +373,11 @@ def test_killed_imports_lose_and_double_nothing(tmp_path):
     assert verify_workspace(tmp_path / "w") == []
 
 
-def test_an_import_needs_the_workspace_for_itself(workspace, tmp_path):
-    root = make_folder(tmp_path / "in", {"a": 1})
-    with Workspace.open(workspace.path, learning=False) as second, pytest.raises(UserError, match="learning"):
-        import_samples(second, root)
+def test_an_import_may_run_beside_the_process_that_learns(workspace, tmp_path):
+    root = make_folder(tmp_path / "in", {"a": 2})
+    with Workspace.open(workspace.path, learning=False) as second:
+        assert import_samples(second, root).samples == 2
+    assert labels(workspace) == {"a": 2}
 
 
 @pytest.mark.parametrize(
