@@ -487,7 +487,7 @@ class Studio:
             Contradiction(each["one"], each["other"], tuple(each["samples"]))
             for each in status["contradictions"]
         ]
-        return verdict(self._room.classes.rows(), status["answers"], doubts)
+        return verdict(self._room.classes.rows(), status["answers"], doubts, self.live.calibrates)
 
     def health(self) -> list[ClassHealth]:
         """How each class is doing."""

@@ -55,6 +55,7 @@ def photograph(workspace: Path, out: Path) -> None:
         while studio.state()["labels"] < LABELS_SHOWN:
             studio.live.wait_until_caught_up(1.0)
         studio.feeder.choose("workbench")
+        wait_for(lambda: studio.verdict().number, "the verdict", 600)
         for screen, size in SCREENS.items():
             for theme in ("light", "dark"):
                 page = browser.new_page(viewport=size)

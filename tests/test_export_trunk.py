@@ -225,7 +225,7 @@ def test_efficientnet_is_exported_with_its_trunk(backbone, tmp_path):
     small = quantised(made.model, images)
     scaled = {name for node in small.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
     layers = [node.input[1] in scaled for node in small.graph.node if node.op_type == "Conv"]
-    assert layers == [False] * 7 + [True] * (len(layers) - 7), (
+    assert layers == [False] * 8 + [True] * (len(layers) - 8), (
         "stem and two blocks, as far as the third depthwise layer"
     )
     results = Classifier.load(tmp_path / "model.onnx", "cpu", 1).predict(list(images))

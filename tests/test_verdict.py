@@ -80,6 +80,15 @@ def test_with_few_samples_it_does_not_judge_and_gives_no_number(labels, answers,
     assert said.level in ("empty", "few")
 
 
+def test_while_it_measures_itself_no_more_labels_are_asked_for_than_it_needs() -> None:
+    answers = [(1, 1, 2), (2, 2, 2)]
+    assert verdict(taught(mug=15, cup=15), answers, measuring=True).sentence == (
+        "Too few to tell: 4 of 4 right on pictures it never learned. It is measuring itself: wait a moment."
+    )
+    assert verdict(taught(mug=15, cup=3), answers, measuring=True).advice == "Show 2 more of cup."
+    assert verdict(taught(mug=15, cup=15), answers).advice == "Show 5 more of each."
+
+
 def test_contradictory_labels_are_named() -> None:
     doubt = [Contradiction(1, 2, (7, 9, 12, 30))]
     few = verdict(taught(four=6, five=6), [(1, 1, 2)], doubt)

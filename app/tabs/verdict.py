@@ -30,7 +30,7 @@ def table(rows: Sequence[ClassHealth]) -> str:
         f'<th scope="col">{text}</th>' for text in ("class", "labels", "right", "taken for", "what to do")
     )
     return (
-        "<details open><summary>How each class is doing</summary>"
+        "<details><summary>How each class is doing</summary>"
         f'<table class="health-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>'
     )
 

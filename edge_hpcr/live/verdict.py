@@ -87,9 +87,12 @@ def _chance(right: int, samples: int, share: float) -> float:
 
 
 def verdict(
-    classes: Sequence[ClassRow], answers: Answers, contradictions: Sequence[Contradiction] = ()
+    classes: Sequence[ClassRow],
+    answers: Answers,
+    contradictions: Sequence[Contradiction] = (),
+    measuring: bool = False,
 ) -> Verdict:
-    """What to say of a learner with these classes."""
+    """What to say of a learner with these classes; `measuring`: more answers are on their way."""
     if len(classes) < 2:
         advice = (
             "Now show something else, and name that too."
@@ -112,6 +115,8 @@ def verdict(
             f"{right} of {samples} right {NEVER_LEARNED}" if samples else "nothing has been measured yet"
         )
         level, head, advice = "few", f"Too few to tell: {measured}.", _more(classes, rows)
+        if measuring and all(row.labels >= WANTED_LABELS for row in classes):
+            advice = "It is measuring itself: wait a moment."
     else:
         level = "good" if least >= GOOD else "fair" if least >= FAIR else "weak"
         word = {"good": "Good", "fair": "Fair", "weak": "Weak"}[level]

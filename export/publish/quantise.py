@@ -39,7 +39,7 @@ FP16_TOLERANCE = 0.05  # of a score
 FP16_SAME = 0.95  # of the answers
 TRUNK = "trunk.int8.onnx"
 # The first layers of a network with depthwise convolutions stay in float32, as far as this many of them: a few channels
-# have most of the range there. In 8 bits they cost the default network 4 of 78 points (300 pictures of CIFAR10).
+# have most of the range there, and 8 bits for them are few for the others.
 FLOAT_DEPTHWISE = 3
 _BETWEEN = ("Add", "Relu", "Clip")  # layers that work in the bits of the convolutions around them
 _CALIBRATION_BATCH = 16
