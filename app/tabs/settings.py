@@ -223,7 +223,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     fields: list[gr.components.Component] = []
     described = {each.name: each for each in shown()}
     for group, names in GROUPS.items():
-        name = f"settings-{group.split()[0].lower()}"
+        name = f"settings-{group.split()[0].lower().rstrip(',')}"
         place = gr.Group(elem_id=name) if group == FIRST else gr.Accordion(group, open=False, elem_id=name)
         with place, gr.Row(elem_classes="settings-row"):
             fields += [_field(studio, described[name]) for name in names]
