@@ -2,13 +2,13 @@
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
 import numpy as np
+from process_parts import answering
 from workspace_parts import SMALL
 
 from edge_hpcr.workspace.folder import Workspace
@@ -24,14 +24,8 @@ def running(workspace: Path, tokens: Path | str | None = TOKEN) -> Iterator[Expo
     server = make_server(
         workspace, "127.0.0.1", 0, Tokens.read(tokens) if isinstance(tokens, Path) else tokens
     )
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def make_workspace(path: Path, **settings: object) -> Path:

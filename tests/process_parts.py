@@ -1,4 +1,4 @@
-"""Processes that a test starts and talks to."""
+"""Processes and servers that a test starts and talks to."""
 
 import signal
 import subprocess
@@ -7,11 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Timer
+from socketserver import BaseServer
+from threading import Thread, Timer
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PIPE = subprocess.PIPE
+
+
+@contextmanager
+def answering(server: BaseServer) -> Iterator[None]:
+    """While a thread of its own answers; then it is closed."""
+    thread = Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import frame_of, manifest_of, publish, tiny_model
+from process_parts import answering
 
 from edge_hpcr.common.errors import UserError
 from export.device.errors import BadModel, Unavailable
@@ -26,14 +27,8 @@ QUICK = {"timeout": 0.5, "most_seconds": 1.0}
 
 @contextmanager
 def serving(server: ThreadingHTTPServer) -> Iterator[str]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with answering(server):
         yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import publish
-from process_parts import started
+from process_parts import answering, started
 
 from edge_hpcr.common.errors import UserError
 from export.publish import serve
@@ -29,14 +28,8 @@ MODEL = "/v000001/model.onnx"
 @contextmanager
 def running(workspace: Path, token: str | None = None) -> Iterator[ExportsServer]:
     server = make_server(workspace, "127.0.0.1", 0, token)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

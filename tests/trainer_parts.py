@@ -2,12 +2,13 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from process_parts import answering
 
 TOKEN = "a-token-of-good-length"
 _PATH = re.compile(r"/devices/([A-Za-z0-9._-]{1,64})/(report|frames/([A-Za-z0-9._-]{1,64}))")
@@ -87,11 +88,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def trainer(exports: Path | None = None, port: int = 0) -> Iterator[Trainer]:
     server = Trainer(exports, port)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
