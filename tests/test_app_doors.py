@@ -320,8 +320,15 @@ def test_what_is_imported_carries_the_name_of_who_asked_for_it(guarded, quick_wa
         image = np.random.default_rng(number).integers(0, 255, (16, 16, 3), np.uint8)
         (tmp_path / "imported").mkdir(exist_ok=True)
         (tmp_path / "imported" / f"{number}.png").write_bytes(cv2.imencode(".png", image)[1].tobytes())
-    request = json.dumps({"do": "import", "path": str(tmp_path)})
-    assert ask(guarded.port, "/edge/act", "POST", request, **by_password(PASSWORD))[0].status == 200
+    transfers = guarded.server.studio.transfers
+
+    def act(**request: object) -> None:
+        answer = ask(guarded.port, "/edge/act", "POST", json.dumps(request), **by_password(PASSWORD))[0]
+        assert answer.status == 200
+
+    act(do="import", path=str(tmp_path))
+    wait_for(lambda: transfers.state()["phase"] == "asking", "what the import found")
+    act(do="take_import", number=transfers.state()["number"])
     journal = guarded.server.studio.journal
     wait_for(lambda: len(journal.find_labelled(text="imported")) == 2, "the import")
     assert {*journal.authors_of(journal.find_labelled(text="imported")).values()} == {"anna"}

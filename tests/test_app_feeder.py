@@ -204,7 +204,7 @@ def test_a_page_chooses_and_imports_only_what_the_rules_allow(tmp_path):
     with Workspace.open(tmp_path / "workspace") as workspace:
         workspace.change_settings(**SMALL)
         studio = Studio(workspace, Rules((tmp_path / "allowed",), private=False))
-        for call in (studio.use_source, studio.import_folder):
+        for call in (studio.use_source, studio.look_at_import):
             with pytest.raises(UserError, match=r"is not below .*allowed"):
                 call(str(tmp_path / "other"))
         with pytest.raises(UserError, match="--allow-private-sources"):
@@ -225,7 +225,7 @@ def test_the_demonstration_obeys_the_same_rules(tmp_path):
         try:
             studio.demonstrate()
             assert studio.workspace.settings.backbone == SMALL["backbone"]
-            for call in (studio.use_source, studio.import_folder):
+            for call in (studio.use_source, studio.look_at_import):
                 with pytest.raises(UserError, match=r"is not below .*allowed"):
                     call(str(tmp_path / "other"))
             shown = studio.workspace.path

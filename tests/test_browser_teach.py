@@ -348,9 +348,10 @@ def test_pulling_the_plug_loses_no_label(tmp_path, browser):
         page.keyboard.press("1")
         wait_for(lambda: labels_of(app) == {"kept": 2}, "the second label")
         go_to(page, "Settings")
+        page.locator("#settings-learning button").first.click()  # it is folded
         page.locator("#settings-micro-batch input").first.fill("7")
         page.locator("#settings-save").click()
-        expect(page.locator("#settings-message")).to_contain_text("Saved: Micro batch 7")
+        expect(page.locator("#settings-message")).to_contain_text("Saved: Labels learned in one step 7")
         app.kill()
     expect(page.locator("#strip")).to_contain_text("does not answer")
     with running(workspace) as again:

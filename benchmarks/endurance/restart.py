@@ -218,9 +218,13 @@ def _replay(live: Any) -> dict[str, float]:
     if not live.wait_until_caught_up(CATCH_UP_SECONDS):
         raise UserError(f"the learner did not catch up: {list(live.problems)}")
     caught_up = time.monotonic()
-    tested = live.self_test.test_then_train.summary()["labels"]
+    tested = live.self_test.test_then_train
     live.stop()
-    return {"labels": tested, "steps": live.learner.step - step, "seconds": caught_up - begun}
+    return {
+        "labels": tested.seen.total() + tested.of_new_classes,
+        "steps": live.learner.step - step,
+        "seconds": caught_up - begun,
+    }
 
 
 if __name__ == "__main__":

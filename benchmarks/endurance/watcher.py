@@ -230,8 +230,9 @@ def memory_of(folder: Path) -> tuple[int, str, list[int], list[int], int]:
     memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], np.random.default_rng(0))
     held = memory.at(np.arange(len(memory)))
     classes = [facts["class_ids"][column] for column in held.labels]
-    tested = sum(count for _, count in facts["notes"]["test_then_train"]["seen"])
-    return facts["notes"]["applied"], folder.name, held.ids.tolist(), classes, tested
+    tested = facts["notes"]["test_then_train"]
+    learned = sum(count for _, count in tested["seen"]) + tested["of_new_classes"]
+    return facts["notes"]["applied"], folder.name, held.ids.tolist(), classes, learned
 
 
 def _leftovers(layout: Layout) -> list[str]:

@@ -162,6 +162,11 @@ class Learner:
         self.changed()
         return self.method.uses_memory and self.memory.remove(sample_id)
 
+    @_exclusive
+    def keeps_any(self, class_id: int) -> bool:
+        """Whether it keeps anything of the class that a change of labels could still move to another."""
+        return self.method.keeps_any(self.view, self.column(class_id))
+
     def column(self, class_id: int) -> int:
         if class_id not in self.class_ids:
             raise UserError(f"unknown class {class_id}: the learner knows {self.class_ids or 'none yet'}")

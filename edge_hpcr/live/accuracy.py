@@ -34,7 +34,7 @@ class ClassRecall:
 class TestThenTrain:
     """Every label in the order of arrival: was the answer right before the learner saw the label?
 
-    Labels of a class that the learner did not know yet are no test, and are not recorded.
+    Labels of a class that the learner did not know yet are no test; they are counted apart.
     """
 
     __test__ = False  # not a test of pytest's
@@ -43,6 +43,7 @@ class TestThenTrain:
     right: Counter[int] = field(default_factory=Counter)
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
     curve: list[tuple[int, float]] = field(default_factory=list)
+    of_new_classes: int = 0
 
     def record(self, class_id: int, predicted: int | None) -> None:
         self.seen[class_id] += 1
@@ -65,7 +66,8 @@ class TestThenTrain:
 
     def state(self) -> dict[str, Any]:
         seen, right = list(self.seen.items()), list(self.right.items())
-        return {"seen": seen, "right": right, "recent": list(self.recent), "curve": self.curve}
+        kept = {"seen": seen, "right": right, "recent": list(self.recent), "curve": self.curve}
+        return kept | {"of_new_classes": self.of_new_classes}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> TestThenTrain:
@@ -74,6 +76,7 @@ class TestThenTrain:
             Counter(dict(state["right"])),
             deque(state["recent"], maxlen=RECENT),
             [(labels, share) for labels, share in state["curve"]],
+            state.get("of_new_classes", 0),  # checkpoints of the first edition tested them too
         )
 
 

@@ -194,8 +194,14 @@ class Teaching:
             self._live.report(str(error))
 
     def _drop_if_unlearned(self, class_id: int | None) -> None:
-        """Nothing that was learned of the class may be left: then the learner must not answer with it."""
-        if class_id is not None and not self._live.workspace.journal.has_trained_label(class_id):
+        """Nothing that was learned of the class may be left: then the learner must not answer with it.
+
+        The journal is ahead of the learner: what is kept of the class may be about to move to another, as in a merge.
+        """
+        learner = self._live.learner
+        if class_id not in learner.class_ids or learner.keeps_any(class_id):
+            return
+        if not self._live.workspace.journal.has_trained_label(class_id):
             self._drop(class_id)
 
     def _drop(self, class_id: int) -> None:
@@ -236,10 +242,14 @@ class Teaching:
         asked = np.stack([inputs[teach.sample_id] for teach in batch])
         before = self._live.predictor.answer(asked)
         for teach, answer in zip(batch, before, strict=True):
+            if not teach.fresh:
+                continue
             # The first labels of a class cannot be right: they would only measure how many classes came together.
-            if teach.fresh and teach.class_id in self._live.learner.class_ids:
-                best = answer.best[0] if answer.best else None
-                self._live.self_test.test_then_train.record(teach.class_id, best)
+            if teach.class_id not in self._live.learner.class_ids:
+                self._live.self_test.test_then_train.of_new_classes += 1
+                continue
+            best = answer.best[0] if answer.best else None
+            self._live.self_test.test_then_train.record(teach.class_id, best)
         for corrected in (False, True):
             chosen = [t for t in batch if not t.held_out and t.corrected == corrected]
             if chosen:

@@ -45,6 +45,9 @@ class ClosedForm(Method):
         self.counts = without(self.counts, column)
         self.sums = without(self.sums, column)
 
+    def keeps_any(self, view: StepView, column: int) -> bool:
+        return bool(self.counts[column] > 0)
+
     def take_in(self, view: StepView, features: Tensor, columns: Tensor) -> None:
         self.change(view, F.normalize(features, dim=1), columns, 1)
 

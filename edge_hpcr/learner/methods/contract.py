@@ -230,6 +230,10 @@ class Method:
     def drop_class(self, column: int) -> None:
         """A class has left; the columns behind it move up."""
 
+    def keeps_any(self, view: StepView, column: int) -> bool:
+        """Whether anything that is kept is of this class."""
+        return bool((view.held.labels() == column).any())
+
     def classifier(self, view: StepView, network: Network) -> nn.Module:
         """From features to class scores (before the softmax), for predictions with this network and for its export.
 
