@@ -360,6 +360,7 @@ def test_pulling_the_plug_loses_no_label(tmp_path, browser):
         expect(page.locator("#strip")).to_contain_text("2 labels")
         assert labels_of(again) == {"kept": 2}
         go_to(page, "Settings")
+        page.locator("#settings-learning button").first.click()
         expect(page.locator("#settings-micro-batch input").first).to_have_value("7")
 
 
