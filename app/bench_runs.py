@@ -358,7 +358,8 @@ class BenchRuns:
         if current.asked_to_stop:
             return
         current.asked_to_stop = True
-        _signal(current.process, signal.SIGINT)
+        # Not SIGINT: an app that a shell started in the background passes on that it is ignored, until the run listens.
+        _signal(current.process, signal.SIGTERM)
         timer = threading.Timer(KILL_SECONDS, _signal, (current.process, signal.SIGKILL))
         timer.daemon = True
         timer.start()
