@@ -11,7 +11,7 @@ from edge_hpcr.common.errors import UserError
 NAMED_ALIKE = (
     *("new_class", "undo", "redo", "clear_problem", "hold", "label_samples", "label_samples_as", "dismiss"),
     *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
-    *("cancel_transfer", "choose_split", "take_import", "undo_import"),
+    *("choose_split", "take_import", "undo_import", "set_region"),
     *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),
 )
 METHODS = {

@@ -11,10 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
-
+from app.arguments import ClassId, Flag, Id, Ids, Numbers, Seen, Share, Text
 from app.bench_runs import BenchRuns
 from app.feeder import Feeder, Shown
 from app.meanwhile import in_words, labelled_meanwhile
@@ -30,6 +29,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
 from edge_hpcr.stream import Rules
+from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.records import Event
@@ -39,22 +39,6 @@ from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
-# What a page may send; `app/actions.py` checks the methods' arguments by these, and refuses others by the description.
-WHOLE, MOST_IDS = "a whole number", 5000
-Id = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE)]
-ClassId = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE, alias="class")]
-Ids = Annotated[
-    list[Annotated[int, Field(gt=0, lt=2**53)]],
-    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
-]
-Seen = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**53)]],
-    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
-]
-Text = Annotated[str, Field(max_length=2000, description="a text")]
-Flag = Annotated[bool, Field(description="true or false")]
-Share = Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")]
-
 OWN = "own"  # the name of the person's own room
 
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
@@ -357,6 +341,17 @@ class Studio:
         self.workspace.change_settings(source=source, source_labels=labels)
         stream = self.feeder.stream
         return Done(f"source: {stream.name if stream else source}")
+
+    def set_region(self, source: Text, region: Numbers | None = None) -> Done:
+        """Look at a part of this source's picture only; without numbers, at all of it."""
+        stream = self.feeder.stream
+        if stream is None or stream.name != source:
+            raise UserError("another source is shown by now: draw the region on its picture")
+        chosen = None if region is None else Region.of(region)
+        self.feeder.set_region(chosen)
+        if chosen is None:
+            return Done(f"{source}: the whole picture is learned from now on")
+        return Done(f"{source}: only what is inside the frame is learned from now on")
 
     def close_source(self) -> Done:
         """Let no source run until somebody chooses one."""

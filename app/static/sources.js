@@ -43,9 +43,9 @@ export class Sources {
     this.mirrorLabel = make("label", { class: "source-mirror", hidden: true }, this.mirror, " mirror");
     this.change = make("button", { id: "source-change", class: "edge-button", type: "button", "aria-expanded": "false", onclick: () => this.toggle() }, "Change source");
     this.stop = make("button", { id: "source-stop", class: "edge-button", type: "button", title: "let no source run", onclick: () => this.useNone() }, "Stop");
-    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, this.stop, this.change);
+    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, teach.region.open, teach.region.clear, this.stop, this.change);
     this.pictures = this.pictureDialog();
-    this.element = make("section", { class: "teach-sources", "aria-label": "source" }, this.row, this.pictures);
+    this.element = make("section", { class: "teach-sources", "aria-label": "source" }, this.row, teach.region.form, this.pictures);
     this.place = make("div", { class: "source-changing", hidden: true });
     this.element.append(this.place);
   }
