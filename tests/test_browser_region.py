@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from browser_parts import DRAWN_CAMERA, running, show_picture
+from browser_parts import running, show_picture
 from playwright.sync_api import Page, expect
+from test_browser_first_minute import open_with_camera, use_camera
 from test_browser_teach import make_class, state_of
 
 pytestmark = pytest.mark.browser
@@ -44,13 +45,8 @@ def region_of(page: Page) -> list[float]:
 
 def test_only_what_is_inside_a_drawn_rectangle_is_learned(tmp_path, browser):
     with running(tmp_path / "workspace", source="") as app:
-        context = browser.new_context(viewport={"width": 1200, "height": 850})
-        context.add_init_script(DRAWN_CAMERA)
-        page = context.new_page()
-        page.set_default_timeout(40_000)
-        page.goto(app.link)
-        page.click("#source-browser")
-        expect(page.locator("#preview")).to_be_visible()
+        page = open_with_camera(browser, app)
+        use_camera(page)
         show_picture(page, halves((200, 0, 0), (0, 0, 200)))
         expect(page.locator("#source-state")).to_contain_text("live")
         expect(page.locator("#region")).to_be_hidden()
@@ -76,7 +72,7 @@ def test_only_what_is_inside_a_drawn_rectangle_is_learned(tmp_path, browser):
         page.locator("#camera-mirror").check()  # the blue half is on the left now
         expect(page.locator("#screen")).to_have_class("teach-screen mirror")
         page.wait_for_function("document.querySelector('#region').offsetLeft < 30")
-        draw(page, (0.0, 0.0), (0.5, 0.5))
+        draw(page, (0.01, 0.01), (0.5, 0.5))  # the corners are round
         expect(page.locator("#message")).to_contain_text("only what is inside the frame is learned")
         assert state_of(app)["source"]["region"] == pytest.approx([0.5, 0, 0.5, 0.5], abs=NEAR)
         assert region_of(page) == pytest.approx([0, 0, 0.5, 0.5], abs=NEAR)
@@ -94,6 +90,8 @@ def test_only_what_is_inside_a_drawn_rectangle_is_learned(tmp_path, browser):
         expect(page.locator("#region-form")).to_be_hidden()
 
         page.reload()  # it belongs to the source
+        expect(page.locator("#preview")).to_be_visible()
+        show_picture(page, halves((200, 0, 0), (0, 0, 200)))
         expect(page.locator("#region")).to_be_visible()
         assert state_of(app)["source"]["region"] == [0.1, 0.2, 0.3, 0.4]
         page.click("#region-clear")
