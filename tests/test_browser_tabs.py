@@ -1,6 +1,5 @@
 """The other tabs as a person uses them, in a real browser; after each action the workspace is looked into."""
 
-import base64
 import io
 import re
 import zipfile
@@ -9,12 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-import cv2
-import numpy as np
 import pytest
-from browser_parts import OwnServer, go_to, open_page, photos, running, show_picture, wait_for
+from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for
 from playwright.sync_api import Page, expect
-from test_browser_first_minute import open_with_camera, use_camera
 from workspace_parts import SMALL
 
 from app.feeder import encoded
@@ -353,39 +349,6 @@ def test_publish_and_roll_back(app, browser):
     expect(page.locator("#models-versions tr.current")).to_contain_text("v1")
     expect(page.locator("#models-status")).to_contain_text("Version 1 is the current one now")
     assert [each.version for each in versions(exports)] == [1, 2]
-    follow_the_camera(browser, app)
-
-
-def follow_the_camera(browser, app) -> None:
-    """The version that devices have says "zero", which the learner calls "nil" by now: both are beside the picture."""
-    page = open_with_camera(browser, app)
-    use_camera(page)
-    show_picture(page, photos()["flower"])
-    go_to(page, "Models")
-    page.locator("#models-try").get_by_role("button", name="Try a picture").click()
-    page.get_by_label("Follow the live camera").check()
-    said = page.locator("#models-answer .models-answer > div")
-    expect(said).to_have_count(2)
-    expect(said.nth(0)).to_contain_text("Version 1 (FP32) says:")
-    expect(said.nth(0).locator(".answer-name", has_text="zero")).to_have_count(1)
-    expect(said.nth(1)).to_contain_text("The learner says now:")
-    expect(said.nth(1).locator(".answer-name", has_text="nil")).to_have_count(1)
-    expect(said.locator(".answer-name")).to_have_count(6)
-    expect(page.locator("#models-answer .models-answer > p")).to_have_text(re.compile("^(Both|They differ)"))
-    assert _brightness(page) > 60, "the flower, as the browser's camera saw it"
-    show_picture(page, np.zeros((480, 640, 3), np.uint8))
-    wait_for(lambda: _brightness(page) < 10, "the next picture, without a click")
-    page.locator("#models-try-frame").click()  # which ends the following
-    expect(said).to_have_count(1)
-    expect(page.get_by_label("Follow the live camera")).not_to_be_checked()
-    page.wait_for_timeout(2500)
-    expect(said).to_have_count(1)
-
-
-def _brightness(page: Page) -> float:
-    address = page.locator("#models-answer img").get_attribute("src") or ""
-    data = np.frombuffer(base64.b64decode(address.partition(",")[2]), np.uint8)
-    return float(cv2.imdecode(data, cv2.IMREAD_COLOR).mean())
 
 
 def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(shared_app, browser):
