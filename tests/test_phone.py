@@ -13,7 +13,7 @@ from datetime import timedelta
 import cv2
 import numpy as np
 import pytest
-from browser_parts import PASSWORD, chromium, film_of, photos, running
+from browser_parts import PASSWORD, PATIENCE, chromium, film_of, photos, running
 from cryptography import x509
 from playwright.sync_api import expect
 
@@ -127,6 +127,7 @@ def test_a_phone_that_scans_the_code_is_the_camera(app, address, tmp_path):
     known = {"ignore_https_errors": True, "http_credentials": {"username": "anna", "password": PASSWORD}}
     with chromium(film) as browser:
         desk = browser.new_context(viewport={"width": 1200, "height": 850}, **known).new_page()
+        desk.set_default_timeout(PATIENCE)
         desk.goto(f"https://127.0.0.1:{app.port}/")
         desk.locator("#phone summary").click()
         expect(desk.locator("#phone-warning")).to_contain_text("The phone will warn about the certificate")
@@ -139,6 +140,7 @@ def test_a_phone_that_scans_the_code_is_the_camera(app, address, tmp_path):
         phone = browser.new_context(
             viewport={"width": 380, "height": 800}, is_mobile=True, **known
         ).new_page()
+        phone.set_default_timeout(PATIENCE)
         phone.goto(scanned)
         phone.locator("#source-browser").click()
         expect(phone.locator("#preview")).to_be_visible()
