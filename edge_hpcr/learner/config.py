@@ -31,6 +31,7 @@ class LearnerConfig:
     memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     views: bool = True  # every image beside one augmented view of itself
+    plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
     stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
     replay: int = 10  # samples from memory in a step
     nf: int = 20
@@ -51,6 +52,8 @@ class LearnerConfig:
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
         one_of("optimiser", self.optimiser, KINDS)
         one_of("precision", self.compute, PRECISIONS)
+        if not (self.plain or self.views):
+            raise UserError("plain and views are both off: a step needs the image, an augmented view of it, or both")
         for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
