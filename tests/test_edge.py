@@ -73,7 +73,7 @@ def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_wha
     (edge,) = configure(["--preset", "edge/cifar10-200"])
     memory = edge.learner.memory
     assert edge.learner.method == "edge" and memory.bytes == 200 * 4 * (32 * 32 * 3 + 160 + 10)
-    assert (memory.codec, memory.draw) == ("webp", "deck")
+    assert (memory.codec, memory.quality, memory.draw) == ("webp", 75, "deck")
     (other,) = configure(
         [
             "--preset",

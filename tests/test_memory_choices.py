@@ -5,6 +5,7 @@ import pytest
 from memory_parts import SHAPE, everything, make_memory
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 
 
@@ -177,3 +178,24 @@ def test_numbers_that_8_bits_cannot_hold_stay_at_the_largest():
 def test_a_choice_that_cannot_be_honoured_is_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         MemoryConfig(samples=4, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("budget", "side", "chosen"),
+    [
+        ({"bytes": 20_000_000}, 32, ("webp", 90)),
+        ({"bytes": 2_593_600}, 32, ("webp", 75)),
+        ({"bytes": 1_000_000}, 32, ("webp", 50)),
+        ({"bytes": 20_000_000}, 96, ("webp", 75)),
+        ({"bytes": 1_000_000}, 8, ("raw", 90)),  # a file's head would be most of it
+        ({"samples": 200}, 32, ("raw", 90)),  # bytes are no matter
+    ],
+)
+def test_auto_chooses_the_best_quality_at_which_the_budget_holds_enough(budget, side, chosen):
+    config = LearnerConfig(height=side, width=side, memory=MemoryConfig(codec="auto", **budget)).memory
+    assert (config.codec, config.quality) == chosen
+
+
+def test_auto_leaves_a_codec_that_was_chosen_alone():
+    config = LearnerConfig(memory=MemoryConfig(bytes=9_000_000, codec="jpeg", quality=33)).memory
+    assert (config.codec, config.quality) == ("jpeg", 33)

@@ -51,8 +51,8 @@ from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.augment import strength
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
+from edge_hpcr.learner.memory_config import AUTO, MemoryConfig
 from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
-from edge_hpcr.learner.memory_config import MemoryConfig
 from edge_hpcr.learner.precision import resolve_precision
 
 EXAMPLES = """
@@ -144,8 +144,8 @@ def bench(
     codec: Annotated[
         str | None,
         Option(
-            help="how samples are kept: raw, webp, jpeg, png, or latent with a pre-trained backbone",
-            show_default="raw or latent",
+            help="how samples are kept: raw, webp, jpeg, png; auto: what suits budget and image size; or latent with a pre-trained backbone",
+            show_default="the method's, or latent",
         ),
     ] = None,
     quality: Annotated[
@@ -253,8 +253,12 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     memory_options: dict[str, Any] = (
         {"codec": LATENT} if has_trunk else {"codec": "raw", **kind.recommended_memory}
     )
-    given = {"codec": arguments.codec, "quality": arguments.quality}
-    memory_options |= {key: value for key, value in given.items() if value is not None}
+    if arguments.codec is not None:
+        memory_options["codec"] = arguments.codec
+    if arguments.quality is not None:
+        memory_options["quality"] = arguments.quality
+        if memory_options["codec"] == AUTO:
+            memory_options["codec"] = "webp"
     for key, value in map(parse_setting, arguments.settings or []):
         if key in method_fields:
             method_options[key] = value

@@ -49,6 +49,7 @@ class LearnerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", self.memory.resolved(self.height, self.width))
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
         one_of("optimiser", self.optimiser, KINDS)
         one_of("precision", self.compute, PRECISIONS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
+from edge_hpcr.learner.augment import augment
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods import Batch, Records
 from edge_hpcr.learner.network import Network
@@ -22,6 +23,11 @@ from edge_hpcr.learner.transfers import read_back, send
 
 if TYPE_CHECKING:
     from edge_hpcr.learner.learner import Learner
+
+
+FEW_SAMPLES = (
+    10  # in a step; fewer are shown as in the paper: each image, and a view that differs much from it
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,11 @@ def forward(
     config, network, device = learner.config, learner.network, learner.device
     every = np.concatenate([inputs, replay.inputs])
     plain = learner.view.plain(every)
-    shown = [plain] if config.plain else []
+    # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
+    alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
+    shown = [plain] if config.plain or alike else []
     if config.views:
-        shown.append(_other_views(learner, every, plain))
+        shown.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
     views = len(shown)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]

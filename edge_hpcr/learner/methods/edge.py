@@ -45,8 +45,9 @@ class Edge(hpcr.HPCR):
     source = "ours, after the paper's PCR loss; its teacher is of Michel et al., ICML 2024; no row of the paper's tables"
     Config = Config
     paper_options: ClassVar = {}
+    predicts_averaged = True
     recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
-    recommended_memory: ClassVar = {"codec": "webp", "quality": 50, "draw": "deck"}
+    recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
 
     def loss(self, batch: Batch) -> Tensor:
         loss = super().loss(batch)
