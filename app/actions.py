@@ -5,11 +5,22 @@ from __future__ import annotations
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs, from_json
 
-from app.studio import Done, Studio
+from app.arguments import Done
+from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 
 NAMED_ALIKE = (
-    *("new_class", "undo", "redo", "clear_problem", "hold", "label_samples", "label_samples_as", "dismiss"),
+    *(
+        "new_class",
+        "undo",
+        "redo",
+        "undo_to",
+        "clear_problem",
+        "hold",
+        "label_samples",
+        "label_samples_as",
+        "dismiss",
+    ),
     *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
     *("cancel_transfer", "choose_split", "take_import", "undo_import"),
     *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),

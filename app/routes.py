@@ -64,6 +64,7 @@ def routes(studio: Studio) -> list[Route]:
         route("/edge/camera", answers.camera, "POST"),
         route("/edge/picture", answers.picture, "POST"),
         route("/edge/health", answers.health),
+        route("/edge/history", answers.history),
         route("/edge/newest", answers.newest),
         route("/edge/unknown", answers.unknown),
         route("/edge/act", answers.act, "POST"),
@@ -147,6 +148,9 @@ class Answers:
     async def health(self, request: Request) -> Response:
         rows = await run_in_threadpool(self._studio.health)
         return JSONResponse({"classes": [asdict(row) for row in rows]}, headers=NEVER_STORE)
+
+    async def history(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.history), headers=NEVER_STORE)
 
     async def newest(self, request: Request) -> Response:
         """Of the named classes the samples that were labelled last, for their cards."""

@@ -6,15 +6,15 @@ Every method may be called from any thread, and raises a `UserError` for bad inp
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
-from pydantic import Field
-
+from app.arguments import ClassId, Done, Flag, Id, Ids, Point, Seen, Share, Text
 from app.bench_runs import BenchRuns
 from app.feeder import Feeder, Shown
 from app.meanwhile import in_words, labelled_meanwhile
@@ -31,6 +31,7 @@ from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
 from edge_hpcr.stream import Rules
 from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.history import history, taken_back_text
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
@@ -39,49 +40,12 @@ from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
-# What a page may send; `app/actions.py` checks the methods' arguments by these, and refuses others by the description.
-WHOLE, MOST_IDS = "a whole number", 5000
-Id = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE)]
-ClassId = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE, alias="class")]
-Ids = Annotated[
-    list[Annotated[int, Field(gt=0, lt=2**53)]],
-    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
-]
-Seen = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**53)]],
-    Field(max_length=MOST_IDS, description=f"a list of at most {MOST_IDS} whole numbers"),
-]
-Text = Annotated[str, Field(max_length=2000, description="a text")]
-Flag = Annotated[bool, Field(description="true or false")]
-Share = Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")]
-
 OWN = "own"  # the name of the person's own room
 
+HISTORY_SHOWN = 100  # actions
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
 PATIENCE = 30.0  # seconds for the learner to end its step
-DONE_TEXTS = {
-    "label": "labelled",
-    "correct": "corrected",
-    "dismiss": "dismissed",
-    "delete": "deleted",
-    "create_class": "a new class",
-    "rename_class": "a new name",
-    "recolour_class": "a new colour",
-    "merge_classes": "merged classes",
-    "delete_class": "deleted a class",
-    "undo_import": "took an import back",
-}
-
-
-@dataclass(frozen=True)
-class Done:
-    """An action that is on disk."""
-
-    message: str
-    seq: int | None = None  # of the journal, by which the learner's reply is found
-    class_id: int | None = None
-    samples: int = 0
 
 
 class Studio:
@@ -240,19 +204,37 @@ class Studio:
 
     def undo(self) -> Done:
         with self._labelling:
+            self.transfers.refuse_during_import()
             return self._taken_back(self.journal.undo(), "undone")
 
     def redo(self) -> Done:
         with self._labelling:
             return self._taken_back(self.journal.redo(), "done again")
 
+    def undo_to(self, seq: Point, newest: Point) -> Done:
+        """Take back everything after an action of the history, whose newest action the page knows."""
+        with self._labelling:
+            self.transfers.refuse_during_import()
+            with self.journal.transaction():
+                back = itertools.takewhile(lambda entry: entry.seq > seq, history(self.journal))
+                count = sum(not entry.undone for entry in back)
+                event = self.journal.undo_to(seq, newest)
+        self.live.notify()
+        return Done(f"undone: {many(count, 'action')}{_lost(event)}", event.seq, None, len(event.moves))
+
+    def history(self) -> dict[str, Any]:
+        """The last actions, and whether there are more."""
+        shown = list(itertools.islice(history(self.journal), HISTORY_SHOWN + 1))
+        entries = [
+            {name: getattr(entry, name) for name in ("seq", "at", "text", "undone", "author")}
+            for entry in shown[:HISTORY_SHOWN]
+        ]
+        return {"entries": entries, "more": len(shown) > HISTORY_SHOWN}
+
     def _taken_back(self, event: Event, how: str) -> Done:
         self.live.notify()
-        kinds = [e for e in self.journal.events_after((event.of or 1) - 1, limit=1) if e.seq == event.of]
-        what = DONE_TEXTS.get(kinds[0].kind, kinds[0].kind) if kinds else "the last action"
-        lost = f"; {len(event.lost)} images are gone and stay deleted" if event.lost else ""
-        samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
-        return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
+        what = taken_back_text(self.journal, event)
+        return Done(f"{how}: {what}{_lost(event)}", event.seq, None, len(event.moves))
 
     def clear_problem(self, problem: Text) -> Done:
         """Hide a problem until it happens again."""
@@ -498,3 +480,7 @@ class Studio:
             self._looked_for_version = time.monotonic()
             self._latest_version = latest_or_none(self.own.workspace.layout.exports)
         return self._latest_version
+
+
+def _lost(event: Event) -> str:
+    return f"; {many(len(event.lost), 'image')} gone, which stay deleted" if event.lost else ""

@@ -269,6 +269,11 @@ class Transfers:
             self._expiry.cancel()
         self._ready = self._expiry = None
 
+    def refuse_during_import(self) -> None:
+        """An import that is under way cannot be taken back: it would go on behind it."""
+        if self._job is not None and self._job.kind == "import" and self._job.phase == "running":
+            raise UserError("an import is under way: wait for its end, or cancel it, before you undo")
+
     # Both -------------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:

@@ -1,5 +1,6 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
 import { KEYS, act, confirmed, isForTab, isShown, make, tell } from "./common.js";
+import { historyButton } from "./history.js";
 
 export function mountClasses(place) {
   const page = new Classes(place);
@@ -41,7 +42,8 @@ class Classes {
       make("div", { class: "edge-row" },
         make("form", { id: "classes-new", class: "edge-row classes-new", onsubmit: (event) => { event.preventDefault(); this.create(); } },
           this.name, make("button", { id: "classes-create", class: "edge-button primary", type: "submit" }, "New class")),
-        button("classes-undo", "u undo", { do: "undo" }, "undo the last action"), button("classes-redo", "r redo", { do: "redo" }, "redo it")),
+        button("classes-undo", "u undo", { do: "undo" }, "undo the last action"), button("classes-redo", "r redo", { do: "redo" }, "redo it"),
+        historyButton((text, wrong) => this.say(text, wrong))),
       this.message, this.empty, this.table);
   }
 

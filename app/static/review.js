@@ -1,5 +1,6 @@
 // The Review tab: the queue and the labelled samples as a grid, each with the learner's guess; import and export.
 import { KEYS, act, get, isForTab, isShown, make, percent, tell } from "./common.js";
+import { historyButton } from "./history.js";
 import { LargePicture } from "./large_picture.js";
 import { Transfer } from "./transfer.js";
 
@@ -71,7 +72,7 @@ class Review {
       make("div", { class: "edge-row review-top" }, make("div", { class: "edge-row", role: "group", "aria-label": "which samples" }, ...this.views.values()), this.filters),
       this.transfer.element,
       make("div", { class: "review-bar", role: "region", "aria-label": "what to do with them" },
-        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, this.undo, this.redo)),
+        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, this.undo, this.redo, historyButton((text, wrong) => this.say(text, wrong)))),
         make("div", { class: "edge-row review-labels" }, this.classes, this.newClass),
         this.message, this.transfer.progress),
       this.grid, this.empty,

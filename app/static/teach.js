@@ -3,6 +3,7 @@ import { KEYS, PAGE, act, counted, get, isForTab, isShown, make, percent, state,
 import { BrowserCamera, chosen } from "./camera.js";
 import { Cards, NONE_OF_THESE } from "./cards.js";
 import { Pile, bring, bringFiles } from "./pictures.js";
+import { historyButton } from "./history.js";
 import { Sources } from "./sources.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
@@ -91,6 +92,7 @@ class Teach {
       make("div", { class: "edge-row", role: "group", "aria-label": "back and forth" },
         tool("undo", "Undo", "u", () => this.perform({ do: "undo" }), "undo the last action"),
         tool("redo", "Redo", "r", () => this.perform({ do: "redo" }), "redo it"),
+        historyButton((text, bad) => this.say(text, bad)),
         tool("keys", "Keys", "?", () => this.help.showModal(), "show the keys", "keys-only")));
   }
 
