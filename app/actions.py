@@ -21,7 +21,7 @@ NAMED_ALIKE = (
         "label_samples_as",
         "dismiss",
     ),
-    *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
+    *("delete_samples", "create_class", "rename_class", "recolour_class", "move_class", "choose_key", "merge_classes", "delete_class"),
     *("cancel_transfer", "choose_split", "take_import", "undo_import"),
     *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),
 )

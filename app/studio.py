@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from app.arguments import ClassId, Done, Flag, Id, Ids, Point, Seen, Share, Text
+from app.arrangement import choose_key, move_class
 from app.bench_runs import BenchRuns
 from app.feeder import Feeder, Shown
 from app.meanwhile import in_words, labelled_meanwhile
@@ -284,6 +285,17 @@ class Studio:
     def recolour_class(self, class_id: ClassId, colour: Text) -> Done:
         event = self.journal.recolour_class(class_id, colour)
         return Done(f"{self.class_name(class_id)} has a new colour", event.seq, class_id)
+
+    def move_class(self, class_id: ClassId, place: Id) -> Done:
+        with self._labelling:
+            move_class(self.workspace, class_id, place)
+        return Done(f"{self.class_name(class_id)} moved", None, class_id)
+
+    def choose_key(self, class_id: ClassId, key: Text) -> Done:
+        with self._labelling:
+            choose_key(self.workspace, class_id, key)
+        told = f"has the key {key.strip()}" if key.strip() else "has the key of its place"
+        return Done(f"{self.class_name(class_id)} {told}", None, class_id)
 
     def merge_classes(self, class_id: ClassId, into: Id) -> Done:
         name = self.class_name(class_id)

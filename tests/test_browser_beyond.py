@@ -1,5 +1,7 @@
 """The history, the order of classes, and what else goes beyond teaching, in a real browser."""
 
+import re
+
 import numpy as np
 import pytest
 from browser_parts import go_to, open_page, photos, running
@@ -7,7 +9,9 @@ from playwright.sync_api import expect
 from test_browser_tabs import labels_of, upload, zip_of
 from workspace_parts import SMALL
 
+from app.arrangement import OWN_KEYS, arranged, chosen_keys
 from app.feeder import encoded
+from app.routes import SCRIPTS
 from edge_hpcr.workspace.folder import Workspace
 
 pytestmark = pytest.mark.browser
@@ -29,6 +33,7 @@ def app(one_app):
     journal = workspace.journal
     for row in journal.classes():
         journal.delete_class(row.id)
+    workspace.change_settings(class_order="", class_keys="")
     one_app.classes = [journal.create_class(name) for name in ("bolt", "nut", "washer")]
     for number, class_id in enumerate(one_app.classes):
         sample = workspace.take(np.full((8, 8, 3), 60 * number, np.uint8), "bench")
@@ -77,3 +82,53 @@ def test_one_click_in_the_history_takes_back_everything_after_it_and_redo_brings
     page.locator("#history li").nth(3).locator("button").click()
     expect(page.locator("#classes-message")).to_contain_text("something was done or undone meanwhile")
     assert labels_of(app) == {"bolt": 1, "nut": 1, "washer": 1}
+
+
+def set_field(page, row, name, value):
+    field = page.locator(f"#classes tbody tr[data-class='{row}'] .classes-{name}")
+    field.fill(value)
+    field.press("Tab")
+
+
+def test_classes_are_put_in_order_and_given_keys_which_every_tab_follows_and_a_restart_keeps(app, browser):
+    bolt, nut, washer = app.classes
+    page = open_page(browser, app, "Classes")
+    colours = [row["colour"] for row in app.server.studio.state()["classes"]]
+    names = page.locator("#classes tbody .classes-name")
+    set_field(page, washer, "place", "1")
+    expect(page.locator("#classes-message")).to_have_text("washer moved")
+    expect(names.first).to_have_value("washer")
+    assert [each.input_value() for each in names.all()] == ["washer", "bolt", "nut"]
+    set_field(page, nut, "key", "m")
+    expect(page.locator("#classes-message")).to_have_text("nut has the key m")
+    for key, problem in (("u", "does something else on this page"), ("M", "one small letter"), ("-", "letter")):
+        set_field(page, bolt, "key", key)
+        expect(page.locator("#classes-message")).to_contain_text(problem)
+    set_field(page, bolt, "key", "m")
+    expect(page.locator("#classes-message")).to_contain_text("key 'm' is that of nut")
+    keys = page.locator("#classes tbody .classes-key")
+    assert [each.input_value() for each in keys.all()] == ["1", "2", "m"]
+
+    go_to(page, "Teach")
+    cards = page.locator("#class-buttons .class-button")
+    expect(cards).to_have_text(["1washer1", "2bolt1", "mnut1"])
+    assert colours == [row["colour"] for row in app.server.studio.state()["classes"]], "which go with the class"
+    sample = app.server.studio.workspace.take(np.full((8, 8, 3), 9, np.uint8), "bench")
+    go_to(page, "Review")
+    expect(page.locator("#review-classes button")).to_have_text(["1washer", "2bolt", "mnut"])
+    page.locator(f'.review-cell[data-sample="{sample}"] .review-face').focus()
+    page.keyboard.press("m")
+    expect(page.locator("#review-message")).to_have_text("1 labelled nut")
+    assert app.server.studio.journal.sample(sample).class_id == nut
+
+    # Who opens the workspace anew finds the same, and what programs rely on stays in the order of age.
+    with app.look() as workspace:
+        assert arranged(app.classes, workspace.settings.class_order) == [washer, bolt, nut]
+        assert chosen_keys(workspace.settings.class_keys) == {nut: "m"}
+        assert [row.id for row in workspace.journal.classes()] == [bolt, nut, washer]
+
+
+def test_no_key_of_the_page_itself_can_be_chosen_for_a_class():
+    scripts = "".join(path.read_text() for path in SCRIPTS.values() if path.suffix == ".js")
+    pressed = {*re.findall(r'event\.key === "([a-z])"', scripts), *re.findall(r"\b([a-z]): \(\) =>", scripts)}
+    assert {"u", "r", "n", "b"} < pressed <= {*OWN_KEYS}
