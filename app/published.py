@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
+from typing import IO
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from edge_hpcr.stream.decode import decode_image, read_bytes
 from export.device.errors import BadModel
 from export.device.manifest import Manifest, ModelFile, read_manifest
 from export.device.model import Classifier, Result
+from export.publish.bundle import write_bundle
 from export.publish.policy import Policy, Refused
 from export.publish.publish import TEMPLATE, Published, publish, unchanged
 from export.publish.snapshot import snapshot_of
@@ -154,6 +157,19 @@ class Models:
             Version(manifest, manifest.version == current, manifest.version == source)
             for manifest in reversed(versions(self.exports))
         ]
+
+    def bundle(self, version: int) -> IO[bytes]:
+        """Everything for a device as a zip, opened; it is gone when it is closed."""
+        file = tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR"))
+        try:
+            write_bundle(self.exports, version, file)
+            file.seek(0)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, OSError):
+                raise UserError(f"no room for the zip: {error.strerror}; make room and try again") from error
+            raise
+        return file
 
     def roll_to(self, version: int) -> Manifest:
         """Make this version the current one."""

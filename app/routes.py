@@ -30,6 +30,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.stream.decode import decode_image
 from export.device.manifest import MANIFEST
+from export.publish.bundle import bundle_name
 from export.publish.versions import folder_name, versions
 
 LOG = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ def routes(studio: Studio) -> list[Route]:
         route("/edge/import", answers.import_zip, "POST"),
         route("/edge/export.zip", answers.export_zip),
         route("/edge/model/{version:int}/{file}", answers.model),
+        route("/edge/device/{version:int}.zip", answers.bundle),
         route("/edge/bench/{name}.json", answers.bench),
         route("/edge/static/{name}", answers.static),
     ]
@@ -216,17 +218,17 @@ class Answers:
         if request.method == "HEAD":  # which must not use up what can be fetched once
             return Response(headers=NEVER_STORE)
         file = await run_in_threadpool(self._studio.transfers.take_export)
-        headers = {
-            "Content-Length": str(os.fstat(file.fileno()).st_size),
-            "Content-Disposition": 'attachment; filename="edge-hpcr-samples.zip"',
-            **NEVER_STORE,
-        }
-        return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+        return _download(file, "edge-hpcr-samples.zip")
 
     async def model(self, request: Request) -> Response:
         return await run_in_threadpool(
             _model_file, self._studio, request.path_params["version"], request.path_params["file"]
         )
+
+    async def bundle(self, request: Request) -> Response:
+        version = request.path_params["version"]
+        file = await run_in_threadpool(self._studio.models.bundle, version)
+        return _download(file, f"{bundle_name(version)}.zip")
 
     async def bench(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -260,6 +262,16 @@ def _saying_errors(
             return JSONResponse({"error": "something went wrong here; the program's log says what"}, 500)
 
     return answer_or_say
+
+
+def _download(file: IO[bytes], name: str) -> Response:
+    """A zip that is open, and closed when it was sent."""
+    headers = {
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f'attachment; filename="{name}"',
+        **NEVER_STORE,
+    }
+    return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -102,6 +102,10 @@ def _files(models: Models, version: Version) -> str:
         lines.append(f"<li>no {VARIANT_NAMES.get(variant, escape(variant))}: {escape(reason)}</li>")
     address = f"/edge/model/{version.number}/{MANIFEST}"
     lines.append(f'<li><a href="{address}" download>manifest</a> with names, sizes and checksums</li>')
+    lines.append(
+        f'<li><a class="models-bundle" href="/edge/device/{version.number}.zip" download>everything for my device'
+        f'<span class="models-hidden">, version {version.number}</span></a>: model, runtime and commands in a zip</li>'
+    )
     return f"<ul>{''.join(lines)}</ul>"
 
 
