@@ -51,7 +51,7 @@ def move_class(workspace: Workspace, class_id: int, place: int) -> None:
 def choose_key(workspace: Workspace, class_id: int, key: str) -> None:
     """Give a class a key of its own; an empty one: the digit of its place again."""
     live, key = _live(workspace, class_id), key.strip()
-    if key and not re.fullmatch(r"[^\W_]", key) or key != key.lower():
+    if (key and not re.fullmatch(r"[^\W_]", key)) or key != key.lower():
         raise UserError(f"key {key[:20]!r}: give one small letter or a digit")
     if key and key in OWN_KEYS:
         raise UserError(f"key {key!r} does something else on this page: choose none of {', '.join(OWN_KEYS)}")

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
+from edge_hpcr.common.files import disk_errors, write_atomically
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.stream.decode import decode_image, read_bytes
@@ -160,16 +160,15 @@ class Models:
 
     def bundle(self, version: int) -> IO[bytes]:
         """Everything for a device as a zip, opened; it is gone when it is closed."""
-        file = tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR"))
-        try:
+        with (
+            disk_errors("the zip for a device cannot be written", "make room and try again"),
+            ExitStack() as closed,
+        ):
+            file = closed.enter_context(tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR")))
             write_bundle(self.exports, version, file)
             file.seek(0)
-        except BaseException as error:
-            file.close()
-            if isinstance(error, OSError):
-                raise UserError(f"no room for the zip: {error.strerror}; make room and try again") from error
-            raise
-        return file
+            closed.pop_all()  # whoever sends it closes it
+            return file
 
     def roll_to(self, version: int) -> Manifest:
         """Make this version the current one."""

@@ -115,7 +115,8 @@ class Settings(BaseModel):
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
     class_order: str = _setting(
-        "", "numbers of the classes as the app's page lists them, like 3,1,2; the others follow, the oldest first"
+        "",
+        "numbers of the classes as the app's page lists them, like 3,1,2; the others follow, the oldest first",
     )
     class_keys: str = _setting("", "keys of classes on the app's page, like 3=a,7=m; the others have digits")
     publish_steps: int = _setting(
