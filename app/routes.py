@@ -66,6 +66,7 @@ def routes(studio: Studio) -> list[Route]:
         route("/edge/picture", answers.picture, "POST"),
         route("/edge/health", answers.health),
         route("/edge/history", answers.history),
+        route("/edge/workspaces", answers.workspaces),
         route("/edge/newest", answers.newest),
         route("/edge/unknown", answers.unknown),
         route("/edge/act", answers.act, "POST"),
@@ -154,6 +155,9 @@ class Answers:
     async def history(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self._studio.history), headers=NEVER_STORE)
 
+    async def workspaces(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.workspaces), headers=NEVER_STORE)
+
     async def newest(self, request: Request) -> Response:
         """Of the named classes the samples that were labelled last, for their cards."""
         parts = [part for part in request.query_params.get("classes", "").split(",") if part][:MOST_CARDS]
@@ -173,9 +177,10 @@ class Answers:
 
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)
-        self._studio.check_room(request.query_params.get("room", ""))
+        room = request.query_params.get("room", "")
+        self._studio.check_room(room)
         begun = time.monotonic()
-        done = await run_in_threadpool(actions.perform, self._studio, body)
+        done = await run_in_threadpool(actions.perform, self._studio, body, room)
         self.requests.time(time.monotonic() - begun)
         # Fresh, or a page would show what was before its own action.
         return JSONResponse(

@@ -1,5 +1,5 @@
-"""What all pages share: the room that is shown, which is the person's own workspace or the demonstration's, and what
-belongs to the own one alone: its publisher, its models and its benchmarks.
+"""What all pages share: the room that is shown (`app/rooms.py`), what can be done there, and what belongs to the own one
+alone: its publisher, its models and its benchmarks.
 
 Every method may be called from any thread, and raises a `UserError` for bad input.
 """
@@ -7,7 +7,6 @@ Every method may be called from any thread, and raises a `UserError` for bad inp
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -17,23 +16,20 @@ from typing import Any, TypeVar
 from app.arguments import ClassId, Done, Flag, Id, Ids, Point, Seen, Share, Text
 from app.arrangement import choose_key, move_class
 from app.bench_runs import BenchRuns
-from app.feeder import Feeder, Shown
+from app.data_fetch import DataFetch
+from app.feeder import Shown
 from app.meanwhile import in_words, labelled_meanwhile
 from app.published import Models
-from app.room import Demonstration, Room
-from app.sample_answers import SampleAnswers
+from app.rooms import Rooms
 from app.states import frame_state, learned_state, source_state
-from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
 from edge_hpcr.learner.learner import resolve_device
-from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
 from edge_hpcr.stream import Rules
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.history import history, taken_back_text
-from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
 from export.publish.policy import Policy
@@ -41,55 +37,24 @@ from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
-OWN = "own"  # the name of the person's own room
-
 HISTORY_SHOWN = 100  # actions
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
 PATIENCE = 30.0  # seconds for the learner to end its step
 
 
-class Studio:
+class Studio(Rooms):
     def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
-        self._rules = rules
-        self.own = self._room = Room(workspace, rules)
-        self.room_name = OWN
+        super().__init__(workspace, rules)
         self.runs = BenchRuns(workspace.layout.benchmarks)
+        self.data = DataFetch(self.runs.root, rules)
         self.models = Models(self.live, self.policy)
         self.publisher: Publisher | None = None
-        # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
-        self._labelling = threading.RLock()
         self._publishing = threading.Lock()
         self._retired: list[Publisher] = []  # stopping, perhaps with a last version under way
-        self._stating = threading.Lock()
         self._state: dict[str, Any] = {}
-        self._stated_at = 0.0
         self._latest_version: int | None = None
         self._looked_for_version = 0.0
-
-    @property
-    def workspace(self) -> Workspace:
-        return self._room.workspace
-
-    @property
-    def journal(self) -> Journal:
-        return self._room.journal
-
-    @property
-    def answers(self) -> SampleAnswers:
-        return self._room.answers
-
-    @property
-    def live(self) -> LiveLearner:
-        return self._room.live
-
-    @property
-    def feeder(self) -> Feeder:
-        return self._room.feeder
-
-    @property
-    def transfers(self) -> Transfers:
-        return self._room.transfers
 
     def start(self) -> None:
         self.own.start()
@@ -98,44 +63,32 @@ class Studio:
     def stop(self) -> int:
         """End; returns how many labels of the source could not be stored."""
         self.leave_demonstration()
-        with self._publishing:
-            for publisher in (self.publisher, *self._retired):
-                if publisher is not None:
-                    publisher.stop()
-        self.models.stop()
-        self.runs.stop()
+        self._end_of_own_parts()()
+        self.data.stop()
         return self.own.stop()
 
-    # The demonstration ------------------------------------------------------------------------------------------------
+    def _end_of_own_parts(self) -> Callable[[], None]:
+        """What ends the present publisher, models and benchmarks: what is under way is finished, or can be continued."""
+        with self._publishing:
+            publishers = [each for each in (self.publisher, *self._retired) if each is not None]
+        models, runs = self.models, self.runs
 
-    def demonstrate(self) -> Done:
-        """Show everybody the demonstration, in a workspace of its own; the own one goes on unseen."""
-        with self._labelling:
-            if self._room is self.own:
-                room = Demonstration(self.own.workspace.settings, self._rules)
-                room.start()
-                self._show_room(room, f"demonstration-{secrets.token_hex(4)}")
-        return Done("the demonstration: nothing of it stays")
+        def end() -> None:
+            for publisher in publishers:
+                publisher.stop()
+            models.stop()
+            runs.stop()
 
-    def leave_demonstration(self) -> Done:
-        """Back to the own workspace; the demonstration's is gone."""
-        with self._labelling:
-            room = self._room
-            if room is not self.own:
-                self._show_room(self.own, OWN)
-                room.stop()
-        return Done("back in your own workspace")
+        return end
 
-    def _show_room(self, room: Room, name: str) -> None:
-        with self._stating:
-            self._room, self.room_name, self._stated_at = room, name, 0.0
-
-    def check_room(self, name: str) -> None:
-        """Refuse what a page asks that still shows the other room: its numbers mean something else there."""
-        if name and name != self.room_name:
-            raise UserError(
-                "this page has just changed between the demonstration and your workspace: look again"
-            )
+    def _replace_own_parts(self) -> Callable[[], None]:
+        end = self._end_of_own_parts()
+        self.publisher, self._retired = None, []
+        self.runs = BenchRuns(self.own.workspace.layout.benchmarks)
+        self.models = Models(self.own.live, self.policy)
+        self._looked_for_version = 0.0
+        self.arrange_publishing()
+        return end
 
     # Teaching ---------------------------------------------------------------------------------------------------------
 
@@ -444,6 +397,8 @@ class Studio:
         progress = self.live.progress
         return {
             "room": self.room_name,
+            "demonstration": self.demonstrates,
+            "workspace": self.own.workspace.path.resolve().name,
             "phase": self.live.phase,
             "progress": None if progress is None else round(progress, 2),
             "verdict": asdict(self.verdict(status)),

@@ -213,7 +213,7 @@ class Teach {
     let parts = [now.verdict.advice];
     if (this.choosing) parts = ["Choose where the pictures come from."];
     else if (!now.classes.length) {
-      const shown = now.room === "own" ? "Show something to the camera" : "Wait for a part";
+      const shown = now.demonstration ? "Wait for a part" : "Show something to the camera";
       parts = [shown, make("span", { class: "keys-only" }, ", press ", make("kbd", {}, "n")), ", and give it a name."];
     }
     else if (now.progress !== null && now.classes.length > 1) parts = [`Getting better … ${percent(now.progress)} `, make("progress", { max: 1, value: now.progress, "aria-label": "rehearsal" })];
