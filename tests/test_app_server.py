@@ -249,7 +249,7 @@ def test_a_frame_is_labelled_as_it_was_shown(app):
     again = act(app, do="new_class", name="corrected", frames=[frame])[1]
     with app.look() as workspace:
         assert [each.id for each in workspace.journal.samples(class_id=again["class_id"])] == [row.id]
-    assert act(app, do="undo")[1]["message"] == "undone: corrected"
+    assert act(app, do="undo")[1]["message"] == "undone: 1 picture corrected to corrected"
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_an_undo_does_not_overtake_the_label_before_it(app):
     with ThreadPoolExecutor() as threads:
         label = threads.submit(studio.label_frames, numbers, class_id)
         wait_for(lambda: label.done() or is_taken(studio), "the label")
-        assert studio.undo().message == "undone: labelled (12 samples)"
+        assert studio.undo().message == "undone: 12 pictures labelled overtaken"
         assert label.result().samples == 12
     assert {row.name: row.labels for row in studio.journal.classes()}["overtaken"] == 0
 

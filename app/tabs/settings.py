@@ -15,11 +15,12 @@ from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.workspace.settings import AUTO, Description, Settings
 
-# Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.
+# Each of these has its own place: the source on Teach, the order on Classes, the memory on Memory, publishing on Models.
 ELSEWHERE = frozenset(
     {
         *("source", "source_labels", "memory_bytes", "codec"),
         *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep", "publish_int8"),
+        *("class_order", "class_keys"),
         "publish_key",  # a file of secrets: on the command line only
     }
 )

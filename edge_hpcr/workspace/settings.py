@@ -117,6 +117,11 @@ class Settings(BaseModel):
     source_labels: str = _setting(
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
+    class_order: str = _setting(
+        "",
+        "numbers of the classes as the app's page lists them, like 3,1,2; the others follow, the oldest first",
+    )
+    class_keys: str = _setting("", "keys of classes on the app's page, like 3=a,7=m; the others have digits")
     publish_steps: int = _setting(
         0, "steps of learning between two publications of the model by itself; 0: not by steps"
     )
