@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from app.security import ENVIRONMENT, LOCAL, check_proxy, read_credentials, refuse_open_address
-from app.tls import AUTO
+from app.tls import ANY, AUTO
 from edge_hpcr.commands.cli import examples, new_commands, run
 from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.text import many
@@ -24,6 +24,7 @@ examples:
   python -m app                                       the workspace ./workspace, on http://127.0.0.1:7860
   python -m app --workspace parts --port 8000
   python -m app --workspace parts --host 0.0.0.0 --auth anna:password.txt --tls auto     for other machines, too
+  python -m app --workspace parts --phone --auth anna:password.txt         a phone as the camera: the page shows a QR code
 
 The printed link holds a token, which other users of this machine have not got; once opened, the browser remembers it.
 The password is the first line of the file; or set {ENVIRONMENT}=user:password. Closing the browser stops nothing;
@@ -45,6 +46,10 @@ def app(
     ] = None,
     no_token: Annotated[
         bool, Option("--no-token", help="let in all users of this machine, not only who has the printed link")
+    ] = False,
+    phone: Annotated[
+        bool,
+        Option("--phone", help="let a phone be the camera: https on this machine's addresses; needs --auth"),
     ] = False,
     tls: Annotated[
         str | None,
@@ -76,7 +81,9 @@ def app(
     """Teach a learner on a web page: show it something, name it, and it has learned it."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     credentials = read_credentials(auth)
-    refuse_open_address(host, trusted_proxy, credentials)
+    refuse_open_address(host, trusted_proxy, credentials, phone)
+    if phone:
+        host, tls = ANY[0] if host in LOCAL else host, tls or AUTO
     if trusted_proxy:
         check_proxy(trusted_proxy)
     if tls_key and tls in (None, AUTO):
@@ -118,9 +125,11 @@ def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
         charts.prepare()
         if server.certificate:
             print(f"Its certificate's SHA-256 is {server.certificate.fingerprint()}")
+        for address in server.addresses_for_others():
+            print(f"On a phone or another machine: {address}")
         print("Ready.", flush=True) if told else announce(address + server.ticket)
         while not stopping.wait(1.0):
-            pass
+            server.follow_addresses()
         print("saving …", flush=True)
     finally:
         unstored = server.stop()

@@ -17,7 +17,7 @@ NAMED_ALIKE = (
     *("new_class", "undo", "redo", "undo_to", "clear_problem", "hold"),
     *("label_samples", "label_samples_as", "dismiss", "delete_samples"),
     *("create_class", "rename_class", "recolour_class", "move_class", "choose_key"),
-    *("merge_classes", "delete_class", "close_source", "set_unknown_share"),
+    *("merge_classes", "delete_class", "close_source", "set_unknown_share", "set_region"),
     *("cancel_transfer", "choose_split", "take_import", "undo_import"),
 )
 METHODS = {

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from edge_hpcr.stream.region import WANTED
+
 WHOLE, MOST_IDS = "a whole number", 5000
 Id = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE)]
 ClassId = Annotated[int, Field(gt=0, lt=2**53, description=WHOLE, alias="class")]
@@ -21,6 +23,7 @@ Seen = Annotated[
 ]
 Text = Annotated[str, Field(max_length=2000, description="a text")]
 Flag = Annotated[bool, Field(description="true or false")]
+Numbers = Annotated[list[float], Field(description=f"a list of four numbers: {WANTED}")]
 Share = Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")]
 
 

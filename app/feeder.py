@@ -26,6 +26,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.predictor import NOTHING_KNOWN, Answer
 from edge_hpcr.stream import DEMONSTRATION, Frame, Rules, Stream, open_stream
 from edge_hpcr.stream.gate import hamming, perceptual_hash
+from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.sample_files import shrink
 
@@ -55,7 +56,7 @@ class Shown:
     verdict: str  # what the gate said
     answer: Answer
     sample_id: int | None  # once it is in the workspace
-    picture: bytes  # PNG or JPEG
+    picture: bytes  # PNG or JPEG; the whole one, where `image` is a part of it
     media_type: str
 
 
@@ -77,6 +78,7 @@ class Feeder(feeder.Feeder):
         self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._asked_at = 0.0
         self._brought: OrderedDict[int, Shown] = OrderedDict()
+        self._last: Frame | None = None  # of the source, as it came
         self.recent: deque[Answer] = deque(maxlen=RECENT_ANSWERS)  # to pictures that differ
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
 
@@ -119,7 +121,7 @@ class Feeder(feeder.Feeder):
             self._chosen = True
             self.leave()
             self.spec, self._brings_labels = "", False
-            self.problem = self._held = self._newest = None
+            self.problem = self._held = self._newest = self._last = None
 
     def resume(self, spec: str, labels: str) -> None:
         """Go on with a remembered source. One that hangs or is away is tried again, and the page starts without it."""
@@ -148,10 +150,24 @@ class Feeder(feeder.Feeder):
 
     def _go_over(self, stream: Stream, spec: str, labels: str) -> None:
         if spec != self.spec:
-            self._newest = None  # the last picture of another source would look like one of this
+            self._newest = self._last = None  # another source's last picture would look like one of this
         self.use(stream, labels != "none")
         self.spec, self._brings_labels = spec, labels != "none"
         self.problem = self._held = None
+
+    def set_region(self, region: Region | None) -> None:
+        """As always. Pictures of another part can no longer be labelled; of the last one, this part is shown."""
+        with self._lock:
+            super().set_region(region)
+            self._held, self._asked_at = None, 0.0
+            self._shown.clear()
+            self._recently_held.clear()
+            if (stream := self.stream) is None:
+                return
+            for number in [each.number for each in self._brought.values() if each.origin == stream.name]:
+                del self._brought[number]
+            if self._last is not None and self._last.label is None:
+                self._take_next(stream, self._last)
 
     def leave(self) -> None:
         """As always; of the demonstration, nothing stays that nobody has ever labelled."""
@@ -190,12 +206,13 @@ class Feeder(feeder.Feeder):
 
         The learner is asked about it only on demand: a label need not wait for an answer.
         """
-        image = shrink(image)
+        region = self.workspace.regions.of(origin)
+        whole, image = shrink(image), shrink(region.cut(image) if region else image)
         answer = self.live.answer([image])[0] if ask else NOTHING_KNOWN
         shown = Shown(
             next(self._numbers),
             *(image, origin, digest, perceptual_hash(image), "brought", answer, None),
-            *encoded(image),
+            *encoded(whole),
         )
         with self._lock:
             self._brought[shown.number] = shown
@@ -241,6 +258,7 @@ class Feeder(feeder.Feeder):
             newest.answer = self._ask(newest.image)
 
     def _take_next(self, stream: Stream, frame: Frame | None) -> Seen | None:
+        self._last = frame or self._last
         seen = super()._take_next(stream, frame)
         if seen is not None:
             self._show(seen)
@@ -259,7 +277,7 @@ class Feeder(feeder.Feeder):
             seen.verdict,
             seen.answer or self._answer_of_last(seen.hash64) or self._ask(image),
             seen.sample_id,
-            *encoded(image),
+            *encoded(image if seen.frame.whole is None else shrink(seen.frame.whole)),
         )
         self.problem = None
         if self._newest is None or shown.answer is not self._newest.answer:

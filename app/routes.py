@@ -51,8 +51,9 @@ NEVER_STORE = {"Cache-Control": "no-store"}
 SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
 
 
-def routes(studio: Studio) -> list[Route]:
-    answers = Answers(studio)
+def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] | None = None) -> list[Route]:
+    """`invitation` says how a phone gets here."""
+    answers = Answers(studio, invitation or dict)
 
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
         return Route(path, _saying_errors(answer, answers.requests), methods=[method])
@@ -69,6 +70,7 @@ def routes(studio: Studio) -> list[Route]:
         route("/edge/workspaces", answers.workspaces),
         route("/edge/newest", answers.newest),
         route("/edge/unknown", answers.unknown),
+        route("/edge/phone", answers.phone),
         route("/edge/act", answers.act, "POST"),
         route("/edge/sample/{id:int}", answers.sample),
         route("/edge/samples", answers.samples),
@@ -84,8 +86,8 @@ def routes(studio: Studio) -> list[Route]:
 class Answers:
     """One for each route."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+    def __init__(self, studio: Studio, invitation: Callable[[], dict[str, Any]]) -> None:
+        self._studio, self._invitation = studio, invitation
         self.requests = metrics.Requests()
         self._asking: asyncio.Task[list[str]] | None = None
         self._asked_at = -math.inf
@@ -174,6 +176,9 @@ class Answers:
         return JSONResponse(
             await run_in_threadpool(self._studio.try_unknown_share, share), headers=NEVER_STORE
         )
+
+    async def phone(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._invitation), headers=NEVER_STORE)
 
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)

@@ -82,8 +82,11 @@ def _checked(credentials: Credentials, what: str) -> Credentials:
     return credentials
 
 
-def refuse_open_address(host: str, proxy: str | None, credentials: Credentials | None) -> None:
+def refuse_open_address(
+    host: str, proxy: str | None, credentials: Credentials | None, phone: bool = False
+) -> None:
     opened = f"--host {host}" if host not in LOCAL else f"--trusted-proxy {proxy}" if proxy else None
+    opened = "--phone" if phone else opened
     if opened and credentials is None:
         raise UserError(
             f"{opened} lets other machines in: that needs a password, by --auth user:file or {ENVIRONMENT}=user:password"

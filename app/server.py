@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ from app.body_limit import LARGEST_UPLOAD, BodyLimit
 from app.door import Door
 from app.security import LOCAL, Credentials, Guard, internal_error, own_token
 from app.temporary import own_folder
-from app.tls import AUTO, Certificate, own_certificate
+from app.tls import ANY, AUTO, Certificate, own_addresses, own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream.rules import Rules
 from edge_hpcr.workspace.folder import Workspace
 
 LOG = logging.getLogger(__name__)
+RENEW_SECONDS = 60.0  # between two looks at the certificate and at this machine's addresses
 
 
 class Server:
@@ -68,6 +70,7 @@ class Server:
             layout = self.workspace.layout
             self.token = own_token(layout.token) if token and credentials is None else None
             self.certificate = own_certificate(layout.certificate, host) if tls == AUTO else certificate
+            self._makes_certificate, self._looked_at = tls == AUTO, time.monotonic()
             if announce is not None:
                 self._open_door(announce)
             with _no_stubs_from_gradio():
@@ -96,6 +99,42 @@ class Server:
     def address(self) -> str:
         scheme = "https" if self.certificate else "http"
         return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+
+    def addresses_for_others(self) -> list[str]:
+        """Where a phone finds the page by https, the most likely address first; none if it cannot."""
+        if self.certificate is None or self.host in LOCAL:
+            return []
+        hosts = own_addresses() if self.host in ANY else [self.host]
+        return [f"https://{f'[{each}]' if ':' in each else each}:{self.port}/" for each in hosts]
+
+    def invitation(self) -> dict[str, Any]:
+        """What a page shows somebody whose phone shall be the camera."""
+        address, *others = [*self.addresses_for_others(), ""][:3]
+        if not address or self.certificate is None:
+            return {"address": ""}
+        import segno
+
+        code = segno.make_qr(address).svg_data_uri(scale=5, border=4, dark="#000", light="#fff")
+        own = self._makes_certificate
+        return {
+            "address": address,
+            "others": [*filter(None, others)],
+            "code": code,
+            "own_certificate": own,
+            "fingerprint": self.certificate.fingerprint() if own else "",
+        }
+
+    def follow_addresses(self) -> None:
+        """Renew a certificate of its own that is about to end, or that does not name an address of today; now and then."""
+        if not self._makes_certificate or time.monotonic() - self._looked_at < RENEW_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            self.certificate = own_certificate(self.workspace.layout.certificate, self.host)
+            # For connections from now on: a context may be given another chain while it is in use.
+            self._page.server.config.ssl.load_cert_chain(*self.certificate)
+        except (UserError, OSError) as error:
+            LOG.warning("the certificate was not renewed: %s", error)
 
     @staticmethod
     def _refuse_taken(host: str, port: int) -> None:
@@ -151,7 +190,7 @@ class Server:
                     Middleware(Guard, self._credentials, self.token, self.port),
                     Middleware(BodyLimit, self.temporary),
                 ],
-                "routes": routes(self.studio),
+                "routes": routes(self.studio, self.invitation),
             },
         )
         self.studio.opened = lambda path: self._page.blocked_paths.append(str(path))

@@ -14,7 +14,14 @@ from edge_hpcr.stream import DEMONSTRATION
 def source_state(feeder: Feeder) -> dict[str, Any]:
     stream, camera = feeder.stream, feeder.browser_camera
     if stream is None:
-        none = {"spec": "", "name": "no source", "phase": "closed", "browser": False, "owner": ""}
+        none = {
+            "spec": "",
+            "name": "no source",
+            "phase": "closed",
+            "browser": False,
+            "owner": "",
+            "region": None,
+        }
         return {**none, "message": feeder.problem or ""}
     state = stream.state()
     phase, message = ("ended", "it has shown everything") if feeder.ended else (state.phase, state.message)
@@ -28,6 +35,7 @@ def source_state(feeder: Feeder) -> dict[str, Any]:
         "bad": state.bad,
         "browser": camera is not None,
         "owner": camera.owner if camera else "",
+        "region": feeder.region.to_list() if feeder.region else None,
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from app.arguments import ClassId, Done, Flag, Id, Ids, Point, Seen, Share, Text
+from app.arguments import ClassId, Done, Flag, Id, Ids, Numbers, Point, Seen, Share, Text
 from app.arrangement import choose_key, move_class
 from app.bench_runs import BenchRuns
 from app.data_fetch import DataFetch
@@ -28,6 +28,7 @@ from edge_hpcr.learner.learner import resolve_device
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
 from edge_hpcr.stream import Rules
+from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.history import history, taken_back_text
 from edge_hpcr.workspace.records import Event
@@ -304,6 +305,17 @@ class Studio(Rooms):
         self.workspace.change_settings(source=source, source_labels=labels)
         stream = self.feeder.stream
         return Done(f"source: {stream.name if stream else source}")
+
+    def set_region(self, source: Text, region: Numbers | None = None) -> Done:
+        """Look at a part of this source's picture only; without numbers, at all of it."""
+        stream = self.feeder.stream
+        if stream is None or stream.name != source:
+            raise UserError("another source is shown by now: draw the region on its picture")
+        chosen = None if region is None else Region.of(region)
+        self.feeder.set_region(chosen)
+        if chosen is None:
+            return Done(f"{source}: the whole picture is learned from now on")
+        return Done(f"{source}: only what is inside the frame is learned from now on")
 
     def close_source(self) -> Done:
         """Let no source run until somebody chooses one."""

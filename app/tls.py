@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
+
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import WRITING, disk_errors, reason_of
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:  # it is only needed to make a certificate
     from cryptography import x509
 
 AUTO = "auto"
+ANY = ("0.0.0.0", "::")  # hosts that mean all addresses of this machine
+ELSEWHERE = "192.0.2.1"  # reserved for documentation: nobody is there
 VALID, RENEWED = timedelta(days=825), timedelta(days=30)  # browsers accept no longer ones; before the end
 
 
@@ -67,7 +71,34 @@ def own_certificate(path: Path, host: str) -> Certificate:
 
 def _names(host: str) -> list[str]:
     """What this machine is called by itself and by others."""
-    return sorted({"localhost", "127.0.0.1", "::1", socket.gethostname(), host} - {"", "0.0.0.0", "::"})
+    names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), host}
+    if host in ANY:
+        names |= set(own_addresses())
+    return sorted(names - {"", *ANY})
+
+
+def own_addresses() -> list[str]:
+    """The addresses by which other machines of the network reach this one, the most likely one first."""
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if (state := psutil.net_if_stats().get(name)) is not None and not state.isup:
+            continue
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                found.append(ipaddress.ip_address(each.address.partition("%")[0]))
+    usable = {str(each): each.version for each in found if not (each.is_loopback or each.is_link_local)}
+    likely = _outgoing()
+    return sorted(usable, key=lambda address: (address != likely, usable[address], address))
+
+
+def _outgoing() -> str:
+    """The address from which this machine would reach others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ELSEWHERE, 9))
+        except OSError:  # no network
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def _still_good(path: Path, names: list[str]) -> bool:
@@ -87,6 +118,7 @@ def _make(names: list[str]) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Edge HPCR")])
@@ -97,6 +129,7 @@ def _make(names: list[str]) -> bytes:
         .not_valid_after(now + VALID)
         .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 
 import cv2
 import numpy as np
@@ -16,6 +16,7 @@ from PIL import Image
 from app import published
 from app.published import Latency, Models, read_upload
 from app.tabs import models as tab
+from app.tabs import trial
 from edge_hpcr.common.errors import UserError
 from export.publish.policy import Policy
 from export.publish.publish import TEMPLATE, publish
@@ -133,8 +134,23 @@ def test_a_picture_is_answered_as_a_device_would_and_names_are_escaped(taught):
     assert len(result.top) == 2 and sum(label.confidence for label in result.top) == pytest.approx(
         1, abs=1e-3
     )
-    page = tab.answer_html(models.versions()[0], "fp32", replace(result, unknown=True), image)
+    page = trial.answer_html(models.versions()[0], "fp32", replace(result, unknown=True), image)
     assert "<i>" not in page and "Unknown" in page and "data:image/png;base64," in page
+    best = result.top[0]
+    for live, said in {
+        replace(
+            result, top=(replace(best, name="<i>renamed</i>"),), unknown=False
+        ): "Both say &lt;i&gt;renamed",
+        replace(
+            result, top=tuple(result.top[1:]), unknown=False
+        ): f"They differ: {escape(best.name)} there, ",
+        replace(result, top=(), unknown=True): f"They differ: {escape(best.name)} there, unknown now.",
+    }.items():
+        page = trial.answer_html(models.versions()[0], "fp32", replace(result, unknown=False), image, live)
+        assert said in page and "<i>" not in page and "The learner says now:" in page
+    assert models.answer(1, "fp32", image) == result  # the model is still loaded
+    publish(one.exports, snapshot_of(one.live), variants=())
+    assert models.answer(2, "fp32", image).top[0].id == best.id
     with pytest.raises(UserError, match="cannot be used"):
         models.answer(7, "fp32", image)
 

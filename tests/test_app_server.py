@@ -365,6 +365,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "says"),
     [
         (["--host", "0.0.0.0"], "needs a password"),
+        (["--phone"], "--phone lets other machines in: that needs a password"),
         (["--port", "99999"], "--port '99999' should be less than or equal to 65535"),
         (["--auth", "anna"], "user:file"),
         (["--trusted-proxy", "proxy.example", "--auth", "anna:LICENSE"], "write its address, like 127.0.0.1"),

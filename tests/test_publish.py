@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from process_parts import PIPE, started
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.verify import verify_workspace
 from export.device.manifest import ClassLabel, read_latest
 from export.device.model import Classifier
@@ -460,3 +461,30 @@ def test_files_are_on_disk_before_their_folder_has_its_name_and_that_before_the_
     ]
     rest = iter(done)
     assert all(step in rest for step in wanted), done
+
+
+@pytest.mark.slow
+def test_a_version_carries_the_region_and_another_region_is_something_new(exports):
+    region = Region(0.5, 0.0, 0.5, 1.0)
+    snapshot = replace(first().snapshot, region=region)
+    folder = publish(exports, snapshot, variants=()).folder
+    assert json.loads((folder / "manifest.json").read_text())["region"] == region.to_list()
+    assert "only a part of the camera's picture" in (folder / "model-card.md").read_text()
+    assert Classifier.load(folder / "model.onnx").info.region == region
+    assert unchanged(exports, snapshot) == 1
+    assert unchanged(exports, first().snapshot) is None
+    folder = publish(exports, first().snapshot, variants=()).folder
+    assert "region" not in json.loads((folder / "manifest.json").read_text())
+    assert Classifier.load(folder).info.region is None
+
+
+@pytest.mark.slow
+def test_what_is_published_has_the_region_of_the_source_that_was_used_last(tmp_path):
+    teaching, region = Teaching(tmp_path / "w"), Region(0.5, 0.0, 0.5, 1.0)
+    try:
+        teaching.teach(1)
+        assert snapshot_of(teaching.live).region is None
+        teaching.workspace.regions.put("camera 0", region)
+        assert snapshot_of(teaching.live).region == region
+    finally:
+        teaching.close()

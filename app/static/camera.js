@@ -26,7 +26,7 @@ export const chosen = {
 export class BrowserCamera {
   /** `report` gets sentences for the person, `gone` is called when the camera stops by itself. */
   constructor(report, gone) {
-    Object.assign(this, { report, gone, media: null });
+    Object.assign(this, { report, gone, media: null, region: null });
     this.video = document.createElement("video");
     Object.assign(this.video, { id: "preview", muted: true, playsInline: true, hidden: true });
     this.video.setAttribute("aria-label", "the camera's picture");
@@ -114,6 +114,7 @@ export class BrowserCamera {
   /** What the video shows at this moment. */
   grab() {
     const { videoWidth: width, videoHeight: height } = this.video;
-    return width ? jpeg(this.video, width, height) : null;
+    const [, , across, down] = this.region ?? [0, 0, 1, 1];
+    return width ? jpeg(this.video, width, height, Math.max(width * across, height * down)) : null;
   }
 }

@@ -4,9 +4,10 @@ import { state } from "./common.js";
 const LONGEST_SIDE = 512, SMALL_SIDE = 64; // what the server would keep of it
 export const MOST_AT_ONCE = 100;
 
-/** Draws at once, so that it is this very frame; resolves to a JPEG, or a PNG where every pixel counts. */
-export function jpeg(source, width, height) {
-  const scale = Math.min(1, LONGEST_SIDE / Math.max(width, height));
+/** Draws at once, so that it is this very frame; resolves to a JPEG, or a PNG where every pixel counts. `longest` is the
+ * longer side of the part that the server will cut out. */
+export function jpeg(source, width, height, longest = Math.max(width, height)) {
+  const scale = Math.min(1, LONGEST_SIDE / longest);
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width: Math.max(1, Math.round(width * scale)), height: Math.max(1, Math.round(height * scale)) });
   canvas.getContext("2d").drawImage(source, 0, 0, canvas.width, canvas.height);

@@ -1,6 +1,7 @@
 // Where pictures come from: three big choices while there is no source, and the same ones folded away afterwards.
 import { PAGE, make } from "./common.js";
 import { chosen } from "./camera.js";
+import { phoneInvitation } from "./phone.js";
 import { MOST_AT_ONCE } from "./pictures.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -43,9 +44,9 @@ export class Sources {
     this.mirrorLabel = make("label", { class: "source-mirror", hidden: true }, this.mirror, " mirror");
     this.change = make("button", { id: "source-change", class: "edge-button", type: "button", "aria-expanded": "false", onclick: () => this.toggle() }, "Change source");
     this.stop = make("button", { id: "source-stop", class: "edge-button", type: "button", title: "let no source run", onclick: () => this.useNone() }, "Stop");
-    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, this.stop, this.change);
+    this.row = make("div", { class: "edge-row teach-source" }, this.state, this.cameras, this.mirrorLabel, teach.region.open, teach.region.clear, this.stop, this.change);
     this.pictures = this.pictureDialog();
-    this.element = make("section", { class: "teach-sources", "aria-label": "source" }, this.row, this.pictures);
+    this.element = make("section", { class: "teach-sources", "aria-label": "source" }, this.row, teach.region.form, this.pictures, phoneInvitation());
     this.place = make("div", { class: "source-changing", hidden: true });
     this.element.append(this.place);
   }

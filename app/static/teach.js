@@ -4,6 +4,7 @@ import { BrowserCamera, chosen } from "./camera.js";
 import { Cards, NONE_OF_THESE } from "./cards.js";
 import { Pile, bring, bringFiles } from "./pictures.js";
 import { historyButton } from "./history.js";
+import { RegionFrame } from "./region.js";
 import { Sources } from "./sources.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
@@ -52,12 +53,14 @@ class Teach {
     this.guide = make("p", { id: "guide" });
     this.held = make("p", { id: "held", hidden: true }, "held still: label it, or let it go");
     this.cards = new Cards(this);
+    this.region = new RegionFrame(this);
     this.sources = new Sources(this);
     this.help = make("dialog", { id: "key-help", class: "edge-dialog", "aria-label": "Keys" },
       make("h3", {}, "Keys"),
       make("dl", {}, ...KEY_HELP.flatMap(([key, meaning]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, meaning)])),
       make("form", { method: "dialog" }, make("button", { class: "edge-button" }, "Close")));
-    this.screen = make("div", { class: "teach-screen", id: "screen" }, this.camera.video, this.picture, this.answer, this.held);
+    this.screen = make("div", { class: "teach-screen", id: "screen" }, this.camera.video, this.picture, this.region.outline, this.answer, this.held);
+    this.region.watch(this.screen);
     this.columns = make("div", { class: "teach-columns" });
     this.columns.append(
       make("section", { class: "teach-picture", "aria-label": "picture" }, this.screen,
@@ -131,7 +134,9 @@ class Teach {
     if (!isShown(this.place)) return;
     this.choosing = this.sources.show(now, this.screen, this.pile);
     this.columns.classList.toggle("beginning", this.choosing && !now.classes.length);
+    this.camera.region = now.source.region;
     this.showPicture(now);
+    this.region.show(now, !this.pile && !this.choosing && now.source.phase !== "closed");
     this.showAnswer(now);
     this.cards.show(now, this.lastClass);
     this.showGuide(now);

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import numpy as np
 
-from app.feeder import encoded
-from app.palette import colour_of
-from app.published import Models, Publication, Version, read_upload
+from app.published import Models, Publication, Version
 from app.studio import Studio
-from app.tabs import fleet
+from app.tabs import fleet, trial
 from app.tabs.parts import (
     COPIES,
     PLAIN,
@@ -29,11 +24,10 @@ from app.tabs.parts import (
     tick_while_shown,
     whole,
 )
+from app.tabs.trial import VARIANT_NAMES
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
-from edge_hpcr.workspace.sample_files import shrink
 from export.device.manifest import MANIFEST
-from export.device.model import Result
 from export.publish.publisher import PublisherStatus
 from export.publish.serve import DEFAULT_PORT
 
@@ -43,7 +37,6 @@ EMPTY = "No version is published yet. Teach a class or two, then press Publish n
 LATENCY_NOTE = (
     "Latency: the median of 50 runs of the model alone, one picture, one thread of this machine's CPU."
 )
-VARIANT_NAMES = {"fp32": "FP32", "int8": "INT8", "fp16": "FP16"}
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
@@ -157,28 +150,6 @@ def commands_html(workspace: Path) -> str:
     )
 
 
-def answer_html(version: Version, variant: str, result: Result, image: np.ndarray) -> str:
-    """What the version says of the picture, beside it."""
-    colours = {each.id: colour_of(each.id, each.colour) for each in version.manifest.classes}
-    picture, media_type = encoded(shrink(image))
-    address = f"data:{media_type};base64,{base64.b64encode(picture).decode()}"
-    bars = "".join(
-        f'<li class="answer"><span class="answer-name" title="{escape(label.name)}">{escape(label.name)}</span>'
-        f'<span class="answer-bar" aria-hidden="true"><span style="width:{100 * label.confidence:.1f}%;'
-        f'background:{colours[label.id]}"></span></span><span>{100 * label.confidence:.0f} %</span></li>'
-        for label in result.top
-    )
-    unknown = ""
-    if result.unknown:
-        unknown = "<p><strong>Unknown</strong>: it is like none of the classes; the bars only say which would be nearest.</p>"
-    small = ' class="small"' if max(image.shape[:2]) <= 64 else ""
-    return (
-        f'<div class="models-answer"><img{small} src="{address}" alt="the picture that was tried"><div>'
-        f"<p>Version {version.number} ({VARIANT_NAMES[variant]}) says:</p>{unknown}<ol>{bars}</ol>"
-        f"<p>Cosine to the nearest class: {result.similarity:.2f}</p></div></div>"
-    )
-
-
 # What can be done -----------------------------------------------------------------------------------------------------
 
 
@@ -215,8 +186,8 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         no_button = gr.Button("Leave it", elem_id="models-roll-no", min_width=120, scale=0)
     with gr.Accordion("Publish by itself", open=False, elem_id="models-periodic"):
         periodic = _build_periodic(studio, tab)
-    with gr.Accordion("Try a picture", open=False, elem_id="models-try"):
-        tried = _build_trial(studio)
+    with gr.Accordion("Try a picture, or the live camera", open=False, elem_id="models-try"):
+        tried = trial.build(studio, tab)
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
         fleet.build(studio, tab)
     with gr.Accordion("On a device", open=False, elem_id="models-device"):
@@ -354,61 +325,3 @@ def _build_periodic(studio: Studio, tab: gr.Tab) -> gr.HTML:
     _, shown = follow_when_shown(tab, fields, load, QUIET)
     save_button.click(save, fields, [*fields, shown], **QUIET)
     return sentence
-
-
-def _build_trial(studio: Studio) -> gr.Dropdown:
-    with gr.Row():
-        version = gr.Dropdown([], label="Version", elem_id="models-try-version", min_width=160)
-        variant = gr.Radio(
-            [("FP32", "fp32"), ("INT8", "int8")],
-            value="fp32",
-            label="Variant",
-            elem_id="models-try-variant",
-            min_width=160,
-        )
-    with gr.Row(elem_classes="models-actions"):
-        upload = gr.File(
-            label="A picture from this device",
-            file_count="single",
-            type="filepath",
-            height=140,
-            elem_id="models-try-file",
-            min_width=240,
-        )
-        frame_button = gr.Button("Use the current frame", elem_id="models-try-frame", min_width=260, scale=0)
-    answer = gr.HTML("", elem_id="models-answer", **PLAIN)
-
-    def ask(number: int | None, kind: str, image: np.ndarray) -> str:
-        if number is None:
-            raise UserError("there is no version to try yet: publish one first")
-        found = {each.number: each for each in studio.models.versions()}.get(int(number))
-        if found is None:
-            raise UserError(f"version {number} is no longer kept: choose another")
-        if kind not in found.files:
-            reason = found.manifest.missing_variants.get(kind, "it was not asked for when it was published")
-            raise UserError(f"version {number} has no {VARIANT_NAMES.get(kind, 'such')} file: {reason}")
-        return answer_html(found, kind, studio.models.answer(found.number, kind, image), image)
-
-    def answered(number: int | None, kind: str, image: Callable[[], np.ndarray]) -> str:
-        """The answer, or in its place why there is none: an older one would be taken for this picture's."""
-        try:
-            return ask(number, kind, image())
-        except UserError as error:
-            return f'<p class="warning" role="alert">{escape(str(error))}</p>'
-
-    @saying_errors
-    def try_upload(path: str | None, number: int | None, kind: str) -> list[Any]:
-        if path is None:
-            return [None, gr.skip()]
-        return [None, answered(number, kind, lambda: read_upload(Path(path)))]
-
-    @saying_errors
-    def try_frame(number: int | None, kind: str) -> str:
-        shown = studio.feeder.newest()
-        if shown is None:
-            raise UserError("there is no current frame: choose a source on Teach")
-        return answered(number, kind, lambda: shown.image)
-
-    upload.upload(try_upload, [upload, version, variant], [upload, answer], **QUIET)
-    frame_button.click(try_frame, [version, variant], answer, **QUIET)
-    return version

@@ -109,5 +109,6 @@ LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
 DEVICES: Format[sqlite3.Connection] = Format("devices")  # which of them use a workspace's models
+REGIONS = Format[dict[str, Any]]("regions")  # of sources, in a workspace
 STAGED = Format[dict[str, Any]]("staged.json")  # a version for named devices only
 BACKUP = Format[dict[str, Any]]("backup")  # of a whole workspace, its list of files

@@ -15,6 +15,7 @@ from edge_hpcr.live.predictor import Answer
 from edge_hpcr.live.saving import is_disk_full, make_room
 from edge_hpcr.stream import EndOfStream, Frame, Stream
 from edge_hpcr.stream.gate import Gate, perceptual_hash
+from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.folder import Taken, Workspace
 from edge_hpcr.workspace.records import clean_name
 from edge_hpcr.workspace.sample_files import shrink
@@ -52,6 +53,7 @@ class Feeder:
         self.stopping = threading.Event()  # ends the waits of `turn`
         self._lock = threading.RLock()
         self._gate = self._new_gate(math.inf)
+        self._region: Region | None = None  # of the source's picture; None: all of it
         self._waits = False  # whether the source waits for the learner
         self._unstored: list[tuple[Taken, str]] = []  # with their class names
         self._again: Frame | None = None  # could not be taken; its source shows it once
@@ -72,8 +74,9 @@ class Feeder:
         """Change to this source. Frames of one that is not live are not skipped for coming fast: they come once."""
         with self._lock:
             gate = self._new_gate(self.workspace.settings.gate_per_second if stream.live else math.inf)
+            region = self.workspace.regions.use(stream.name)
             self.leave()
-            self._gate = gate
+            self._gate, self._region = gate, region
             self._waits = brings_labels or not stream.live
             self.ended, self._dropped, self._again = False, 0, None
             self.stream = self.live.stream = stream
@@ -85,6 +88,19 @@ class Feeder:
                 self.stream.close()
             self.stream = self.live.stream = None
             self.finish()
+
+    @property
+    def region(self) -> Region | None:
+        """The part of the source's picture that is looked at."""
+        return self._region
+
+    def set_region(self, region: Region | None) -> None:
+        """Look at this part of the source's picture from now on, also the next time that it is used."""
+        with self._lock:
+            if self.stream is None:
+                raise UserError("there is no source to look at a part of: choose a source first")
+            self.workspace.regions.put(self.stream.name, region)
+            self._region = region
 
     def turn(self, seconds: float) -> Seen | None:
         """Take one frame in, or wait for one about so long.
@@ -132,13 +148,14 @@ class Feeder:
         if frame is None:
             self.flush()  # labels that no further frame would carry along
             return None
+        part = self._region.of_frame(frame) if self._region else frame
         try:
-            seen = self.take(frame)
+            seen = self.take(part)
             self._again = None
         except UserError as error:
             self._report(error)
             self._again = None if stream.live else frame
-            return Seen(frame, perceptual_hash(frame.image), "disk")
+            return Seen(part, perceptual_hash(part.image), "disk")
         if len(self._unstored) >= LABELS_AT_ONCE:
             self.flush()
         if time.monotonic() - self._counts_stored > COUNTS_SECONDS:

@@ -34,6 +34,7 @@ class Frame:
     label: str | None  # a class name, when the source knows it
     digest: str | None  # SHA-256 of the file's bytes; None for cameras and video
     at: float  # time.time()
+    whole: np.ndarray | None = None  # what `image` was cut from; None: it is all of it
 
 
 class EndOfStream(Exception):

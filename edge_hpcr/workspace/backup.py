@@ -34,7 +34,7 @@ INDEX = "backup.json"
 LARGEST_INDEX = 500_000_000  # bytes; a million images take 120 MB
 PASSES = 20  # after the first, which takes longest, each has only what changed meanwhile
 _PIECE = 1 << 20
-_TOPS = {"journal.sqlite", "settings.json", "images", "checkpoints", "exports", "benchmarks"}
+_TOPS = {"journal.sqlite", "settings.json", "regions.json", "images", "checkpoints", "exports", "benchmarks"}
 _DEEPEST = 8  # folders
 
 Progress = Callable[[int, int], None]  # done, and of how many
@@ -108,8 +108,9 @@ class _Copy:
             raise UserError(
                 f"checkpoint {saved} {foreign}: start `learn` on the workspace, which puts it in order"
             )
-        with suppress(FileNotFoundError):
-            self._store("settings.json", self._layout.settings.read_bytes())
+        for file in (self._layout.settings, self._layout.regions):
+            with suppress(FileNotFoundError):
+                self._store(file.name, file.read_bytes())
         for name, content in (checkpoint_files | loose | self._benchmarks()).items():
             self._store(name, content)
         self._bundle.write(self._journal, "journal.sqlite", zipfile.ZIP_DEFLATED)

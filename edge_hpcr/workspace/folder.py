@@ -22,6 +22,7 @@ from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.records import NewSample, SampleRow
 from edge_hpcr.workspace.recover import backup_journal, recover
+from edge_hpcr.workspace.regions import Regions
 from edge_hpcr.workspace.sample_files import SampleFiles
 from edge_hpcr.workspace.set_aside import put_in_order
 from edge_hpcr.workspace.settings import Settings, upgrade_settings
@@ -51,6 +52,7 @@ class Workspace:
         self.layout, self.path, self.settings = layout, layout.path, settings
         self.journal = Journal(layout.journal, held_out_share=settings.held_out_share)
         self.files = SampleFiles(layout.images)
+        self.regions = Regions(layout.regions)
         self.report = report  # what was damaged, upgraded or unknown at the opening
         self._lock = lock
         self._changing = threading.Lock()

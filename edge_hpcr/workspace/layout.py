@@ -12,6 +12,7 @@ class Layout:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.settings = self.path / "settings.json"
+        self.regions = self.path / "regions.json"
         self.journal = self.path / "journal.sqlite"
         self.backup = self.path / "journal.backup.sqlite"
         self.images = self.path / "images"

@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import open_regular, read_regular, reason_of, sha256
 from edge_hpcr.common.formats import LATEST as LATEST_FORMAT
 from edge_hpcr.common.formats import MANIFEST as MANIFEST_FORMAT
 from edge_hpcr.common.formats import Format
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
+from edge_hpcr.stream.region import Region
 from export.device.errors import BadModel
 
 FORMAT = MANIFEST_FORMAT.current
@@ -159,6 +161,7 @@ class Described:
     classes: tuple[ClassLabel, ...]  # in the order of the scores
     unknown_below: float | None
     feature_size: int
+    region: Region | None = field(default=None, kw_only=True)  # of the camera's picture; None: all of it
 
     @staticmethod
     def read(facts: Facts) -> dict[str, Any]:
@@ -177,6 +180,7 @@ class Described:
             "classes": parse_classes(facts.values.get("classes"), facts.where),
             "unknown_below": threshold,
             "feature_size": facts.whole("feature_size", 1, LARGEST_FEATURE),
+            "region": _parse_region(facts),
         }
 
 
@@ -217,6 +221,15 @@ class Manifest(Described):
     def file_of(self, variant: str) -> ModelFile:
         """The file of a variant; the plain model's if this version does not have it."""
         return self.variants.get(variant, self.model)
+
+
+def _parse_region(facts: Facts) -> Region | None:
+    if facts.values.get("region") is None:
+        return None
+    try:
+        return Region.of(facts.values["region"])
+    except UserError as error:
+        raise BadModel(f"{facts.where}: {error}") from None
 
 
 def _parse_file(facts: Facts) -> ModelFile:

@@ -33,7 +33,7 @@ def read_metadata(metadata: Mapping[str, str], where: str) -> tuple[ModelInfo, n
     if metadata["format"] not in map(str, range(1, FORMAT + 1)):
         raise BadModel(f"{where}: format {metadata['format'][:20]!r}; this runtime knows 1 to {FORMAT}")
     # Without a threshold, its text is empty.
-    texts = {key: metadata[key] or "null" for key in _JSON}
+    texts = {key: metadata.get(key) or "null" for key in (*_JSON, "region")}
     values = {key: parse_json(text, f"{where}: metadata {key}") for key, text in texts.items()}
     facts = Facts({**metadata, **values}, f"{where}: metadata")
     info = ModelInfo(
@@ -75,7 +75,7 @@ def _read_proxies(text: str, classes: int, feature_size: int, where: str) -> np.
 
 def check_agreement(info: ModelInfo, manifest: Manifest, where: str) -> None:
     """Refuse a model that says otherwise than its manifest."""
-    for key in ("version", "step", "height", "width", "resize", "feature_size", "unknown_below"):
+    for key in ("version", "step", "height", "width", "resize", "feature_size", "unknown_below", "region"):
         own, manifests = getattr(info, key), getattr(manifest, key)
         if own != manifests:
             raise BadModel(

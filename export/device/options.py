@@ -11,6 +11,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.stream import KINDS
 from edge_hpcr.stream.passwords import VARIABLE as CAMERA_VARIABLE
+from edge_hpcr.stream.region import Region
 from export.device.access_token import VARIABLE
 from export.device.errors import OneLineParser
 from export.device.line import SCHEMA
@@ -52,6 +53,12 @@ def new_parser() -> argparse.ArgumentParser:
         help="an exports folder here or on a server (http, https), a version's folder, or a model file",
     )
     parser.add_argument("--source", required=True, metavar="SRC", help=KINDS)
+    parser.add_argument(
+        "--region",
+        type=_of(Region.parse),
+        metavar="X,Y,W,H|whole",
+        help="look at this part of the picture, in shares of it (default: the part that the model was taught with)",
+    )
     parser.add_argument(
         "--camera-password",
         type=Path,

@@ -22,6 +22,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import reason_of
 from edge_hpcr.stream import WATCH, EndOfStream, Frame, Stream, open_stream
 from edge_hpcr.stream.passwords import with_password
+from edge_hpcr.stream.region import Region
 from export.device.access_token import read_token
 from export.device.display import Display, Window
 from export.device.errors import BadModel
@@ -32,6 +33,7 @@ from export.device.http_models import HttpModels
 from export.device.identity import device_id
 from export.device.line import as_text, result_line
 from export.device.model import Result
+from export.device.model_info import ModelInfo
 from export.device.model_source import Loading, LocalModels, ModelSource
 from export.device.mqtt import Broker, MqttSender, parse_address
 from export.device.options import new_parser
@@ -240,6 +242,7 @@ class _Loop:
     problem: str | None = None  # of the last frame
     lost: bool = False  # the source is in trouble
     last: tuple[int | None] | None = None  # the class of the last line; None before the first
+    region: Region | None = None  # of the last frame
 
     def __post_init__(self) -> None:
         window = self.options.smooth
@@ -290,6 +293,7 @@ class _Loop:
 
     def _answer(self, frame: Frame, number: int) -> bool:
         classifier = self.swap.classifier  # once: a swap waits for the next frame
+        frame = self._part_of(frame, classifier.info)
         started = time.perf_counter()
         try:
             images = classifier.prepare([frame.image])
@@ -315,6 +319,15 @@ class _Loop:
         for display in self.displays:
             display.show(frame, result, version)
         return self._say(frame, number, result, version, milliseconds)
+
+    def _part_of(self, frame: Frame, info: ModelInfo) -> Frame:
+        """The region that the command names, or else that the model was taught with; says once that it is the model's."""
+        region = self.options.region or info.region
+        if region != self.region and self.options.region is None:
+            taught = f"only the region {region} is looked at" if region else "the whole picture is looked at"
+            tell(f"version {info.version}: {taught}, as it was taught; --region names another, or whole")
+        self.region = region
+        return region.of_frame(frame) if region else frame
 
     def _say(self, frame: Frame, number: int, result: Result, version: int, milliseconds: float) -> bool:
         """Hand the answer out, as a line; True if it counts for --count."""

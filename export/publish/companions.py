@@ -133,10 +133,16 @@ def _use(snapshot: Snapshot, facts: dict[str, Any]) -> str:
         if threshold is None
         else f"A picture whose `similarity` is below {threshold:g} is *unknown*: of none of these classes."
     )
+    region = (
+        f" It was taught with only a part of the camera's picture: left, top, width and height {snapshot.region}, as shares of "
+        "it. Cut the same part out of that camera's pictures first."
+        if snapshot.region
+        else ""
+    )
     steps = "\n".join(f"{number}. {step}" for number, step in enumerate(RESIZE_STEPS, 1))
     return (
         f"Input `image`: uint8 [N, {image['height']}, {image['width']}, 3], RGB. Outputs: `scores` [N, {len(snapshot.classes)}], "
-        f"probabilities in the order of `{LABELS}`; `feature`; `similarity` [N]. {unknown}\n\n"
+        f"probabilities in the order of `{LABELS}`; `feature`; `similarity` [N]. {unknown}{region}\n\n"
         f"The resize, `{image['resize']}`, to H x W of the input:\n\n{steps}\n\n"
         f"`{GOLDEN}` has the answers to `{PICTURE}` and to `{INPUT}`, which is the same picture after the resize."
     )

@@ -153,10 +153,10 @@ def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
     """
     tried = staged(exports)
     known = (latest_or_none(exports), rolled_back(exports), tried.version if tried else None)
-    wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.temperature)
+    wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.region, snapshot.temperature)
     for manifest in versions(exports):
-        facts = (manifest.step, manifest.classes, manifest.unknown_below, manifest.facts.get("temperature"))
-        if manifest.version in known and facts == wanted:
+        facts = (manifest.step, manifest.classes, manifest.unknown_below, manifest.region)
+        if manifest.version in known and (*facts, manifest.facts.get("temperature")) == wanted:
             return manifest.version
     return None
 

@@ -115,7 +115,7 @@ class Publisher:
 
     def _try(self) -> None:
         step, event = self._live.learner.step, self._live.follower.applied
-        now = (step, event, self._live.predictor.calibration)
+        now = (step, event, self._live.predictor.calibration, self._live.workspace.regions.current())
         if now == self._known:
             # The clock is left alone: what comes after a quiet hour is published at once.
             self._status = replace(self._status, at=time.time())

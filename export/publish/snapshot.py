@@ -22,6 +22,7 @@ from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import balanced, held_out_ids
+from edge_hpcr.stream.region import Region
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.set_aside import why_foreign
@@ -67,6 +68,7 @@ class Snapshot:
     labels: Mapping[int, int] = field(
         default_factory=dict
     )  # labelled samples by class; empty if nobody counted
+    region: Region | None = None  # of the picture of the source that was used last
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
@@ -165,7 +167,10 @@ def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:
     rows, size = workspace.journal.classes(), (copied.height, copied.width)
     named = _named(copied, {row.id: ClassLabel(row.id, row.name, row.colour) for row in rows})
     whole = replace(
-        named, held_out=held_out_samples(workspace, size), labels={row.id: row.labels for row in rows}
+        named,
+        held_out=held_out_samples(workspace, size),
+        labels={row.id: row.labels for row in rows},
+        region=workspace.regions.current(),
     )
     if copied.network.backbone.trunk is None:
         return whole

@@ -310,6 +310,7 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
         "unknown_below": snapshot.unknown_below,
         "temperature": snapshot.temperature,
         "feature_size": snapshot.network.feature_size,
+        **({"region": snapshot.region.to_list()} if snapshot.region else {}),
         "accuracy": asdict(exported.accuracy),
         "versions": {**packages, **graph_versions(exported.model)},
     }
