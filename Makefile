@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 test: check browser nginx broker rtsp ## set up, check, then run every test
 	$(PYTEST)
 	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes $$(grep -l 'mark\.computes' tests/test_*.py)
 
 quick: check ## the checks and the fast tests: less than two minutes, no browser
 	$(PYTEST) -m "not slow and not browser"
