@@ -9,6 +9,8 @@ INSTALLED_DEVICE := $(DEVICE_VENV)/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Else every process that a test starts would compile this project anew, and every pass the tests, too.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test quick check bench fuzz browser nginx broker rtsp screenshots docs install install-dev install-device clean
@@ -19,8 +21,9 @@ help: ## list these targets
 run: install ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
 	$(BIN)/python -m app
 
-# Two at a time, a file each, in the order of tests/conftest.py: much of a browser's test is waiting.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# So many at a time, a file each, in the order of tests/conftest.py.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: check browser nginx broker rtsp ## set up, check, then run every test
 	$(PYTEST)
