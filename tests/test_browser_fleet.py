@@ -8,15 +8,13 @@ from device_parts import publish
 from fleet_parts import make_workspace, report_of
 from playwright.sync_api import expect
 
-from app.tabs import fleet
 from edge_hpcr.workspace.devices import Registry, Report
 from export.publish.versions import latest_version, stage
 
 pytestmark = pytest.mark.browser
 
 
-def test_devices_are_listed_and_a_trial_is_released(tmp_path: Path, browser, monkeypatch):
-    monkeypatch.setattr(fleet, "REFRESH_SECONDS", 0.5)  # four changes are waited for
+def test_devices_are_listed_and_a_trial_is_released(tmp_path: Path, browser):
     workspace = make_workspace(tmp_path / "w", source="browser")
     exports = workspace / "exports"
     with running(workspace) as app:
