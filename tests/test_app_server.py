@@ -441,26 +441,21 @@ def test_a_start_imports_and_parses_nothing_that_it_could_do_without(tmp_path):
     assert done.stdout.splitlines()[-1:] == ["[] 0"], done.stderr
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Iterator[App]:
-    """A process of its own, for two tests: the second ends it."""
-    with running_alone(tmp_path_factory.mktemp("alone") / "workspace", source="workbench:1") as app:
-        yield app
+@pytest.mark.slow
+def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(tmp_path):
+    with running_alone(tmp_path / "workspace") as alone:
+        process = psutil.Process(alone.process.pid)
+        wait_for(lambda: any("matplotlib" in each.path for each in process.memory_maps()), "matplotlib")
 
 
 @pytest.mark.slow
-def test_matplotlib_is_loaded_before_anybody_opens_a_page_with_charts(alone):
-    process = psutil.Process(alone.process.pid)
-    wait_for(lambda: any("matplotlib" in each.path for each in process.memory_maps()), "matplotlib")
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_leaves_nothing_behind(alone):
-    wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
-    frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
-    ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))
-    pid = alone.process.pid
-    assert alone.stop() == 0
+def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
+    with running_alone(tmp_path / "workspace", source="workbench:1") as alone:
+        wait_for(lambda: json.loads(ask(alone, "GET", "/edge/state")[1])["frame"] is not None, "a frame")
+        frame = json.loads(ask(alone, "GET", "/edge/state")[1])["frame"]["number"]
+        ask(alone, "POST", "/edge/act", json.dumps({"do": "new_class", "name": "kept", "frames": [frame]}))
+        pid = alone.process.pid
+        assert alone.stop() == 0
     assert not list(Path(tempfile.gettempdir()).glob(f"edge-hpcr-page-{pid}-*"))
     assert "Traceback" not in alone.log.read_text()
     with alone.look() as workspace:

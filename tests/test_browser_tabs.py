@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for, wait_until_filled
+from browser_parts import OwnServer, go_to, open_page, photos, running, wait_for
 from playwright.sync_api import Page, expect
 from workspace_parts import SMALL
 
@@ -65,7 +65,7 @@ def app(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared_app(tmp_path_factory):
-    """One app for the tests that leave labels, classes and memory as they are."""
+    """One app for the tests that leave labels, classes, memory and settings as they are."""
     with taught(tmp_path_factory.mktemp("shared") / "workspace") as app:
         yield app
 
@@ -161,6 +161,7 @@ def test_bad_zips_are_refused_with_a_sentence(shared_app, browser):
         (zip_of({"../../evil/evil.jpg": b"x"}), "leads out of the archive"),
         (zip_of({"a/bomb.png": b"\0" * 60_000_000}), "bomb.png|bytes"),  # 50 MB are allowed
     ):
+        assert not re.search(says, said(page)), "the one before must not say it"
         upload(page, content)
         if "bomb" in says:  # which is seen only when it is read
             page.locator("#import-take").click()
@@ -219,14 +220,14 @@ def test_classes_are_renamed_merged_deleted_and_brought_back(app, browser):
 # Accuracy, Memory, Settings -----------------------------------------------------------------------------------------
 
 
-def test_accuracy_says_on_how_many_samples_it_rests(shared_app, browser):
-    live = shared_app.server.studio.live
+def test_accuracy_says_on_how_many_samples_it_rests(app, browser):
+    live = app.server.studio.live
     # No more learning: a cell shows what is answered now, and the matrix what the last test found.
-    shared_app.server.studio.change_settings(idle_share=0.0)
+    app.server.studio.change_settings(idle_share=0.0)
     wait_for(
         lambda: live.phase == "idle" and live.self_test.held_out.step == live.learner.step, "a last test"
     )
-    page = open_page(browser, shared_app, "Accuracy")
+    page = open_page(browser, app, "Accuracy")
     expect(page.locator("#accuracy-summary")).to_contain_text(re.compile(r"n ?= ?\d+, few samples"))
     cell = page.locator("#accuracy-confusion button").first
     cell.click()
@@ -252,8 +253,8 @@ def test_the_memory_is_made_smaller_after_a_warning(app, browser):
         assert workspace.settings.memory_bytes == 10_000
 
 
-def test_a_bad_setting_is_refused_and_a_good_one_is_kept(shared_app, browser):
-    page = open_page(browser, shared_app, "Settings")
+def test_a_bad_setting_is_refused_and_a_good_one_is_kept(app, browser):
+    page = open_page(browser, app, "Settings")
     page.locator("#settings-learning button").first.click()  # it is folded
     field = page.locator("#settings-micro-batch input").first
     field.fill("0")
@@ -261,12 +262,12 @@ def test_a_bad_setting_is_refused_and_a_good_one_is_kept(shared_app, browser):
     expect(page.locator("#settings-message")).to_contain_text("micro_batch")
     field.fill("20")
     page.locator("#settings-save").click()
-    wait_for(lambda: shared_app.server.studio.workspace.settings.micro_batch == 20, "the setting")
-    with shared_app.look() as workspace:
+    wait_for(lambda: app.server.studio.workspace.settings.micro_batch == 20, "the setting")
+    with app.look() as workspace:
         assert workspace.settings.micro_batch == 20
 
 
-def test_what_is_typed_while_the_tab_still_loads_stays(shared_app, browser, monkeypatch):
+def test_what_is_typed_while_the_tab_still_loads_stays(app, browser, monkeypatch):
     asked, answer, form_values = Event(), Event(), settings_tab.form_values
 
     def slow(studio):
@@ -274,9 +275,9 @@ def test_what_is_typed_while_the_tab_still_loads_stays(shared_app, browser, monk
         assert answer.wait(30)
         return form_values(studio)
 
-    page = open_page(browser, shared_app)
+    page = open_page(browser, app)
     monkeypatch.setattr(settings_tab, "form_values", slow)
-    shared_app.server.studio.change_settings(unknown_share=0.2)  # which this page has not seen
+    app.server.studio.change_settings(unknown_share=0.2)  # which this page has not seen
     go_to(page, "Settings")
     assert asked.wait(30)
     page.locator("#settings-idle-share input").first.fill("0.3")
@@ -285,7 +286,7 @@ def test_what_is_typed_while_the_tab_still_loads_stays(shared_app, browser, monk
     expect(page.locator("#settings-idle-share input").first).to_have_value("0.3")
     page.locator("#settings-save").click()
     expect(page.locator("#settings-message")).to_contain_text("Saved: How hard it works in idle time 0.3")
-    assert shared_app.server.studio.workspace.settings.unknown_share == 0.2
+    assert app.server.studio.workspace.settings.unknown_share == 0.2
 
 
 TYPE_AT_ONCE = """
@@ -332,16 +333,14 @@ def test_what_another_page_changes_back_is_shown(shared_app, browser):
 # Models and benchmarks ----------------------------------------------------------------------------------------------
 
 
-def test_publish_and_roll_back(shared_app, browser):
-    exports = shared_app.workspace / "exports"
-    page = open_page(browser, shared_app, "Models")
+def test_publish_and_roll_back(app, browser):
+    exports = app.workspace / "exports"
+    page = open_page(browser, app, "Models")
     page.locator("#models-publish").click()
     wait_for(lambda: exports.exists() and latest_version(exports) == 1, "the first version", 240)
     expect(page.locator("#models-versions")).to_contain_text("v1")
     # Something new, or the second would say the same.
-    studio = shared_app.server.studio
-    zero = studio.journal.class_id("zero")
-    studio.rename_class(zero, "nil")
+    app.server.studio.rename_class(app.server.studio.journal.classes()[0].id, "nil")
     page.locator("#models-publish").click()
     wait_for(lambda: latest_version(exports) == 2, "the second version", 240)
     expect(page.locator("#models-versions tr.current")).to_contain_text("v2")
@@ -359,12 +358,11 @@ def test_publish_and_roll_back(shared_app, browser):
     expect(page.locator("#models-versions tr.current")).to_contain_text("v1")
     expect(page.locator("#models-status")).to_contain_text("Version 1 is the current one now")
     assert [each.version for each in versions(exports)] == [1, 2]
-    studio.rename_class(zero, "zero")
 
 
 def test_the_digits_benchmark_runs_to_its_end_and_shows_its_curve(shared_app, browser):
     page = open_page(browser, shared_app, "Benchmarks")
-    page.locator("#benchmarks-limit input").first.fill("20")
+    page.locator("#benchmarks-limit input").first.fill("60")
     page.locator("#benchmarks-start").click()
     results = shared_app.workspace / "benchmarks"
     wait_for(lambda: any(results.glob("digits-*.json")), "the result", 240)
@@ -389,7 +387,7 @@ def test_no_tab_is_wider_than_a_phone(shared_app, browser):
     page = browser.new_page(viewport={"width": 380, "height": 800})
     page.goto(shared_app.link)
     expect(page.locator("#strip")).to_contain_text("labels")
-    for tab, filled in FILLED.items():
+    for tab in ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings"):
         go_to(page, tab)
-        wait_until_filled(page, filled)
+        page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth") <= 380, tab
