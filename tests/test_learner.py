@@ -387,6 +387,23 @@ def test_without_views_nothing_is_drawn_for_them(small_learner, digit_batches):
     assert learner.step == 2 and learner.rng.bit_generator.state == before
 
 
+def test_views_alone_leave_the_images_themselves_out_of_the_step(small_learner, digit_batches):
+    (images, labels), _ = digit_batches([0, 1], 2)
+    learner = small_learner(plain=False)
+    seen = {}
+    learner.method.after_step = lambda view, batch: seen.update(batch=batch)
+    learner.observe(images, labels)
+    batch = seen["batch"]
+    assert batch.views == 1 and len(batch.inputs) == len(images)
+    # Crops and colours: none of the rows is the image it was made of.
+    assert ((batch.inputs - learner.to_device(images)).abs().amax((1, 2, 3)) > 0.01).all()
+
+
+def test_a_step_that_would_show_nothing_is_refused(small_learner):
+    with pytest.raises(UserError, match="plain and views are both off"):
+        small_learner(plain=False, views=False)
+
+
 def test_another_decay_of_the_average_counts_from_the_next_step_on(small_learner):
     learner = small_learner(ema_decay=0.9)
     average = learner.average

@@ -32,6 +32,7 @@ def test_a_deck_draws_every_class_once_before_any_class_twice():
 def test_a_draw_has_no_sample_twice_and_no_more_than_there_are(draw):
     memory = make_memory(MemoryConfig(samples=9, draw=draw), classes=3)
     fill(memory, [0, 0, 0, 0, 0, 1, 1, 2, 2])
+    assert len(make_memory(MemoryConfig(samples=9, draw=draw), classes=3).sample(4).slots) == 0
     for size in (4, 9, 50):
         slots = memory.sample(size).slots.tolist()
         assert len(slots) == len(set(slots)) == min(size, 9)
@@ -40,7 +41,7 @@ def test_a_draw_has_no_sample_twice_and_no_more_than_there_are(draw):
 def test_a_deck_follows_classes_that_lose_their_samples_or_leave():
     memory = make_memory(MemoryConfig(samples=9, draw="deck"), classes=3)
     fill(memory, [0, 0, 1, 1, 2, 2])
-    memory.sample(1)
+    memory.sample(3)
     memory.drop_class(0)
     assert sorted(memory.sample(2).labels.tolist()) == [0, 1]
     for sample in (2, 3):

@@ -30,7 +30,7 @@ class Outcome:
 
     loss: float
     correct: int
-    logits: np.ndarray  # of the incoming samples themselves
+    logits: np.ndarray  # of the incoming samples themselves, or of the views that stood in for them
     features: np.ndarray  # likewise: of length one, as the memory keeps them; empty if it keeps none
 
 
@@ -41,12 +41,14 @@ def forward(
     replay: Replay,
     ids: np.ndarray | None = None,
 ) -> Batch:
-    """The incoming and the replayed group through the network, each followed by its augmented views."""
+    """The incoming and the replayed group through the network, each followed by its augmented views, or these alone."""
     config, network, device = learner.config, learner.network, learner.device
-    views = 2 if config.views else 1
     every = np.concatenate([inputs, replay.inputs])
     plain = learner.view.plain(every)
-    shown = [plain, _other_views(learner, every, plain)] if config.views else [plain]
+    shown = [plain] if config.plain else []
+    if config.views:
+        shown.append(_other_views(learner, every, plain))
+    views = len(shown)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
     rows = torch.cat(parts)
