@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import stat
+from contextlib import closing
 from datetime import timedelta
 
 import cv2
@@ -77,23 +78,24 @@ def address():
     return found[0]
 
 
-def ask(app, address: str, path: str, password: str | None = None) -> http.client.HTTPResponse:
+def ask(app, address: str, path: str, password: str | None = None) -> tuple[int, bytes]:
     """Through a real TLS connection that checks that the certificate is the app's own and names this address."""
     trusted = ssl.create_default_context(cafile=app.workspace / "tls.pem")
     headers = {}
     if password is not None:
         headers["Authorization"] = "Basic " + base64.b64encode(f"anna:{password}".encode()).decode()
-    connection = http.client.HTTPSConnection(address, app.port, timeout=120, context=trusted)
-    connection.request("GET", path, headers=headers)
-    return connection.getresponse()
+    with closing(http.client.HTTPSConnection(address, app.port, timeout=120, context=trusted)) as connection:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 @pytest.mark.slow
 def test_the_page_is_reached_by_https_at_the_address_and_only_with_the_password(app, address):
     for path in ("/", "/edge/state", "/edge/phone"):
-        assert ask(app, address, path).status == 401
-        assert ask(app, address, path, "wrong").status == 401
-    invitation = json.load(ask(app, address, "/edge/phone", PASSWORD))
+        assert ask(app, address, path)[0] == 401
+        assert ask(app, address, path, "wrong")[0] == 401
+    invitation = json.loads(ask(app, address, "/edge/phone", PASSWORD)[1])
     assert ipaddress.ip_address(address).version == 4
     assert invitation["address"] == f"https://{address}:{app.port}/"
     assert invitation["fingerprint"] == app.server.certificate.fingerprint()
@@ -116,7 +118,7 @@ def test_an_address_that_the_machine_gets_while_it_runs_is_named_from_then_on(ap
         moved.setattr(server, "RENEW_SECONDS", 0.0)
         app.server.follow_addresses()
     assert named() >= {ELSEWHERE, address}
-    assert ask(app, address, "/edge/state", PASSWORD).status == 200
+    assert ask(app, address, "/edge/state", PASSWORD)[0] == 200
 
 
 @pytest.mark.browser
