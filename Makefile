@@ -9,6 +9,8 @@ INSTALLED_DEVICE := $(DEVICE_VENV)/.installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Else every process that a test starts would compile this project anew, and every pass the tests, too.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test quick check bench fuzz browser nginx broker rtsp screenshots docs install install-dev install-device clean
@@ -19,13 +21,14 @@ help: ## list these targets
 run: install ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
 	$(BIN)/python -m app
 
-# Two at a time, a file each, in the order of tests/conftest.py: much of a browser's test is waiting.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# So many at a time, a file each, in the order of tests/conftest.py.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: check browser nginx broker rtsp ## set up, check, then run every test
 	$(PYTEST)
 	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes $$(grep -l 'mark\.computes' tests/test_*.py)
 
 quick: check ## the checks and the fast tests: less than two minutes, no browser
 	$(PYTEST) -m "not slow and not browser"
@@ -56,11 +59,12 @@ screenshots: install-dev browser ## photograph every tab, light and dark, deskto
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
 
-# What the system has, what its packages have, or what Playwright brings, in this order.
+# The shell without windows loads a page in two thirds of the processor time. If it cannot be had: what the system has, or what Playwright brings.
 browser: install-dev ## a Chromium for the tests, if there is none
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
-	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
-	|| $(BIN)/python -m playwright install chromium
+	@command -v chromium-headless-shell >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
+	|| command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| $(BIN)/python -m playwright install --only-shell chromium
 
 # Debian's package starts a server by itself; the test starts its own.
 nginx: ## an nginx for the test of the proxy lines in docs/app.md, which is skipped without one

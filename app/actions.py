@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs, from_json
 
-from app.studio import Done, Studio
+from app.arguments import Done
+from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 
+CHANGES_ROOM = ("demonstrate", "leave_demonstration", "open_workspace", "new_workspace")
 NAMED_ALIKE = (
-    *("new_class", "undo", "redo", "clear_problem", "hold", "label_samples", "label_samples_as", "dismiss"),
-    *("delete_samples", "create_class", "rename_class", "recolour_class", "merge_classes", "delete_class"),
-    *("choose_split", "take_import", "undo_import", "set_region"),
-    *("cancel_transfer", "demonstrate", "leave_demonstration", "close_source", "set_unknown_share"),
+    *CHANGES_ROOM,
+    *("new_class", "undo", "redo", "undo_to", "clear_problem", "hold"),
+    *("label_samples", "label_samples_as", "dismiss", "delete_samples"),
+    *("create_class", "rename_class", "recolour_class", "move_class", "choose_key"),
+    *("merge_classes", "delete_class", "close_source", "set_unknown_share", "set_region"),
+    *("cancel_transfer", "choose_split", "take_import", "undo_import"),
 )
 METHODS = {
     "label": Studio.label_frames,
@@ -23,8 +29,11 @@ METHODS = {
 ACTIONS = {name: TypeAdapter(method, config=ConfigDict(strict=True)) for name, method in METHODS.items()}
 
 
-def perform(studio: Studio, body: bytes) -> Done:
-    """Do what a request asks for; a bad one is refused in a sentence, and fields that mean nothing are passed over."""
+def perform(studio: Studio, body: bytes, room: str = "") -> Done:
+    """Do what a page asks for that shows this room.
+
+    A bad request is refused in a sentence, and fields that mean nothing are passed over.
+    """
     try:
         request = from_json(body)
     except ValueError as error:
@@ -36,7 +45,8 @@ def perform(studio: Studio, body: bytes) -> Done:
     fields = ACTIONS[name].json_schema()["properties"]
     given = {field: value for field, value in request.items() if field in fields and field != "self"}
     try:
-        return ACTIONS[name].validate_python(ArgsKwargs((studio,), given))
+        with nullcontext() if name in CHANGES_ROOM else studio.staying(room):
+            return ACTIONS[name].validate_python(ArgsKwargs((studio,), given))
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         (wanted, *_) = fields[field].get("anyOf", [fields[field]])

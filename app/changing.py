@@ -8,8 +8,9 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
+from app.arrangement import chosen_keys, chosen_order
 from app.palette import colour_of
-from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.records import ClassRow
 
 GONE_KEPT = 1000  # classes that ended: a page that knows more of them gets everything anew
@@ -22,8 +23,9 @@ class ChangingClasses:
     an older journal was restored, may count the same event for something else.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._journal = workspace, workspace.journal
+        self._arrangement = self._arranged()
         self._lock = threading.Lock()
         self._process = secrets.token_hex(4)
         self._seq = -1
@@ -48,12 +50,32 @@ class ChangingClasses:
             return {
                 "version": f"{self._process}-{self._seq}",
                 "whole": known < 0,
-                "classes": [{**asdict(row), "colour": colour_of(row.id, row.colour)} for row in changed],
+                "classes": self._described(changed),
                 "gone": [class_id for class_id, seen in self._gone.items() if seen > known >= 0],
             }
 
+    def _described(self, rows: list[ClassRow]) -> list[dict[str, Any]]:
+        order, keys = self._arrangement
+        places = {class_id: place for place, class_id in enumerate(chosen_order(order) if rows else ())}
+        chosen = chosen_keys(keys) if rows else {}
+        return [
+            {
+                **asdict(row),
+                "colour": colour_of(row.id, row.colour),
+                "place": places.get(row.id, len(places)),
+                "chosen": chosen.get(row.id, ""),
+            }
+            for row in rows
+        ]
+
+    def _arranged(self) -> tuple[str, str]:
+        return self._workspace.settings.class_order, self._workspace.settings.class_keys
+
     def _look(self) -> dict[int, tuple[ClassRow, int]]:
-        """Everything of a class is said by events: without a new one, nothing has changed."""
+        """Everything else of a class is said by events: without a new one, nothing has changed."""
+        if self._arrangement != self._arranged():
+            self._arrangement = self._arranged()
+            self._process = secrets.token_hex(4)  # pages get everything anew
         seq = self._journal.last_seq
         if seq == self._seq:
             return self._rows

@@ -10,24 +10,27 @@ import logging
 import os
 import platform
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
+from typing import IO
 
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import write_atomically
+from edge_hpcr.common.files import disk_errors, write_atomically
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.stream.decode import decode_image, read_bytes
 from export.device.errors import BadModel
 from export.device.manifest import Manifest, ModelFile, read_manifest
 from export.device.model import Classifier, Result
+from export.publish.bundle import write_bundle
 from export.publish.policy import Policy, Refused
 from export.publish.publish import TEMPLATE, Published, publish, unchanged
 from export.publish.snapshot import snapshot_of
@@ -155,6 +158,18 @@ class Models:
             Version(manifest, manifest.version == current, manifest.version == source)
             for manifest in reversed(versions(self.exports))
         ]
+
+    def bundle(self, version: int) -> IO[bytes]:
+        """Everything for a device as a zip, opened; it is gone when it is closed."""
+        with (
+            disk_errors("the zip for a device cannot be written", "make room and try again"),
+            ExitStack() as closed,
+        ):
+            file = closed.enter_context(tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR")))
+            write_bundle(self.exports, version, file)
+            file.seek(0)
+            closed.pop_all()  # whoever sends it closes it
+            return file
 
     def roll_to(self, version: int) -> Manifest:
         """Make this version the current one."""

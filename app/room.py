@@ -29,7 +29,7 @@ class Room:
         self.live = LiveLearner(workspace)
         self.feeder = Feeder(workspace, self.live, rules)
         self.transfers = Transfers(workspace, self.live, rules)
-        self.classes = ChangingClasses(self.journal)
+        self.classes = ChangingClasses(workspace)
         self.answers = SampleAnswers(self.live)
 
     def start(self) -> None:

@@ -30,6 +30,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from edge_hpcr.stream.decode import decode_image
 from export.device.manifest import MANIFEST
+from export.publish.bundle import bundle_name
 from export.publish.versions import folder_name, versions
 
 LOG = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] | None = Non
         route("/edge/camera", answers.camera, "POST"),
         route("/edge/picture", answers.picture, "POST"),
         route("/edge/health", answers.health),
+        route("/edge/history", answers.history),
+        route("/edge/workspaces", answers.workspaces),
         route("/edge/newest", answers.newest),
         route("/edge/unknown", answers.unknown),
         route("/edge/phone", answers.phone),
@@ -74,6 +77,7 @@ def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] | None = Non
         route("/edge/import", answers.import_zip, "POST"),
         route("/edge/export.zip", answers.export_zip),
         route("/edge/model/{version:int}/{file}", answers.model),
+        route("/edge/device/{version:int}.zip", answers.bundle),
         route("/edge/bench/{name}.json", answers.bench),
         route("/edge/static/{name}", answers.static),
     ]
@@ -150,6 +154,12 @@ class Answers:
         rows = await run_in_threadpool(self._studio.health)
         return JSONResponse({"classes": [asdict(row) for row in rows]}, headers=NEVER_STORE)
 
+    async def history(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.history), headers=NEVER_STORE)
+
+    async def workspaces(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.workspaces), headers=NEVER_STORE)
+
     async def newest(self, request: Request) -> Response:
         """Of the named classes the samples that were labelled last, for their cards."""
         parts = [part for part in request.query_params.get("classes", "").split(",") if part][:MOST_CARDS]
@@ -172,9 +182,10 @@ class Answers:
 
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)
-        self._studio.check_room(request.query_params.get("room", ""))
+        room = request.query_params.get("room", "")
+        self._studio.check_room(room)
         begun = time.monotonic()
-        done = await run_in_threadpool(actions.perform, self._studio, body)
+        done = await run_in_threadpool(actions.perform, self._studio, body, room)
         self.requests.time(time.monotonic() - begun)
         # Fresh, or a page would show what was before its own action.
         return JSONResponse(
@@ -217,17 +228,17 @@ class Answers:
         if request.method == "HEAD":  # which must not use up what can be fetched once
             return Response(headers=NEVER_STORE)
         file = await run_in_threadpool(self._studio.transfers.take_export)
-        headers = {
-            "Content-Length": str(os.fstat(file.fileno()).st_size),
-            "Content-Disposition": 'attachment; filename="edge-hpcr-samples.zip"',
-            **NEVER_STORE,
-        }
-        return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+        return _download(file, "edge-hpcr-samples.zip")
 
     async def model(self, request: Request) -> Response:
         return await run_in_threadpool(
             _model_file, self._studio, request.path_params["version"], request.path_params["file"]
         )
+
+    async def bundle(self, request: Request) -> Response:
+        version = request.path_params["version"]
+        file = await run_in_threadpool(self._studio.models.bundle, version)
+        return _download(file, f"{bundle_name(version)}.zip")
 
     async def bench(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -261,6 +272,16 @@ def _saying_errors(
             return JSONResponse({"error": "something went wrong here; the program's log says what"}, 500)
 
     return answer_or_say
+
+
+def _download(file: IO[bytes], name: str) -> Response:
+    """A zip that is open, and closed when it was sent."""
+    headers = {
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f'attachment; filename="{name}"',
+        **NEVER_STORE,
+    }
+    return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -193,6 +193,7 @@ class Server:
                 "routes": routes(self.studio, self.invitation),
             },
         )
+        self.studio.opened = lambda path: self._page.blocked_paths.append(str(path))
         # Made by Gradio, which passes no such option on; uvicorn looks at it for each connection.
         self._page.server.config.http_protocol_class = PunctualProtocol
         return self.address
@@ -210,7 +211,7 @@ class Server:
                 self._page.close(verbose=False)
             return self.studio.stop()
         finally:
-            self.workspace.close()
+            self.studio.own.workspace.close()  # which may be another than at the start
             self._temporary.cleanup()
 
 

@@ -1,37 +1,36 @@
-"""What all pages share: the room that is shown, which is the person's own workspace or the demonstration's, and what
-belongs to the own one alone: its publisher, its models and its benchmarks.
+"""What all pages share: the room that is shown (`app/rooms.py`), what can be done there, and what belongs to the own one
+alone: its publisher, its models and its benchmarks.
 
 Every method may be called from any thread, and raises a `UserError` for bad input.
 """
 
 from __future__ import annotations
 
-import secrets
+import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
-from app.arguments import ClassId, Flag, Id, Ids, Numbers, Seen, Share, Text
+from app.arguments import ClassId, Done, Flag, Id, Ids, Numbers, Point, Seen, Share, Text
+from app.arrangement import choose_key, move_class
 from app.bench_runs import BenchRuns
-from app.feeder import Feeder, Shown
+from app.data_fetch import DataFetch
+from app.feeder import Shown
 from app.meanwhile import in_words, labelled_meanwhile
 from app.published import Models
-from app.room import Demonstration, Room
-from app.sample_answers import SampleAnswers
+from app.rooms import Rooms
 from app.states import frame_state, learned_state, source_state
-from app.transfers import Transfers
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
 from edge_hpcr.learner.learner import resolve_device
-from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.live.verdict import ClassHealth, Contradiction, Verdict, health, verdict
 from edge_hpcr.stream import Rules
 from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.folder import Taken, Workspace
-from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.history import history, taken_back_text
 from edge_hpcr.workspace.records import Event
 from edge_hpcr.workspace.settings import Settings
 from export.publish.policy import Policy
@@ -39,76 +38,24 @@ from export.publish.publisher import Publisher, publisher_of
 from export.publish.versions import latest_or_none
 
 T = TypeVar("T")
-OWN = "own"  # the name of the person's own room
-
+HISTORY_SHOWN = 100  # actions
 STATE_SECONDS = 0.1  # pages ask several times a second, each of them; the answer is made once
 LEARNED_SHOWN = 12
 PATIENCE = 30.0  # seconds for the learner to end its step
-DONE_TEXTS = {
-    "label": "labelled",
-    "correct": "corrected",
-    "dismiss": "dismissed",
-    "delete": "deleted",
-    "create_class": "a new class",
-    "rename_class": "a new name",
-    "recolour_class": "a new colour",
-    "merge_classes": "merged classes",
-    "delete_class": "deleted a class",
-    "undo_import": "took an import back",
-}
 
 
-@dataclass(frozen=True)
-class Done:
-    """An action that is on disk."""
-
-    message: str
-    seq: int | None = None  # of the journal, by which the learner's reply is found
-    class_id: int | None = None
-    samples: int = 0
-
-
-class Studio:
+class Studio(Rooms):
     def __init__(self, workspace: Workspace, rules: Rules | None = None) -> None:
-        self._rules = rules
-        self.own = self._room = Room(workspace, rules)
-        self.room_name = OWN
+        super().__init__(workspace, rules)
         self.runs = BenchRuns(workspace.layout.benchmarks)
+        self.data = DataFetch(self.runs.root, rules)
         self.models = Models(self.live, self.policy)
         self.publisher: Publisher | None = None
-        # Actions one after the other: an undo must not overtake the label whose images are still on their way to disk.
-        self._labelling = threading.RLock()
         self._publishing = threading.Lock()
         self._retired: list[Publisher] = []  # stopping, perhaps with a last version under way
-        self._stating = threading.Lock()
         self._state: dict[str, Any] = {}
-        self._stated_at = 0.0
         self._latest_version: int | None = None
         self._looked_for_version = 0.0
-
-    @property
-    def workspace(self) -> Workspace:
-        return self._room.workspace
-
-    @property
-    def journal(self) -> Journal:
-        return self._room.journal
-
-    @property
-    def answers(self) -> SampleAnswers:
-        return self._room.answers
-
-    @property
-    def live(self) -> LiveLearner:
-        return self._room.live
-
-    @property
-    def feeder(self) -> Feeder:
-        return self._room.feeder
-
-    @property
-    def transfers(self) -> Transfers:
-        return self._room.transfers
 
     def start(self) -> None:
         self.own.start()
@@ -117,44 +64,32 @@ class Studio:
     def stop(self) -> int:
         """End; returns how many labels of the source could not be stored."""
         self.leave_demonstration()
-        with self._publishing:
-            for publisher in (self.publisher, *self._retired):
-                if publisher is not None:
-                    publisher.stop()
-        self.models.stop()
-        self.runs.stop()
+        self._end_of_own_parts()()
+        self.data.stop()
         return self.own.stop()
 
-    # The demonstration ------------------------------------------------------------------------------------------------
+    def _end_of_own_parts(self) -> Callable[[], None]:
+        """What ends the present publisher, models and benchmarks: what is under way is finished, or can be continued."""
+        with self._publishing:
+            publishers = [each for each in (self.publisher, *self._retired) if each is not None]
+        models, runs = self.models, self.runs
 
-    def demonstrate(self) -> Done:
-        """Show everybody the demonstration, in a workspace of its own; the own one goes on unseen."""
-        with self._labelling:
-            if self._room is self.own:
-                room = Demonstration(self.own.workspace.settings, self._rules)
-                room.start()
-                self._show_room(room, f"demonstration-{secrets.token_hex(4)}")
-        return Done("the demonstration: nothing of it stays")
+        def end() -> None:
+            for publisher in publishers:
+                publisher.stop()
+            models.stop()
+            runs.stop()
 
-    def leave_demonstration(self) -> Done:
-        """Back to the own workspace; the demonstration's is gone."""
-        with self._labelling:
-            room = self._room
-            if room is not self.own:
-                self._show_room(self.own, OWN)
-                room.stop()
-        return Done("back in your own workspace")
+        return end
 
-    def _show_room(self, room: Room, name: str) -> None:
-        with self._stating:
-            self._room, self.room_name, self._stated_at = room, name, 0.0
-
-    def check_room(self, name: str) -> None:
-        """Refuse what a page asks that still shows the other room: its numbers mean something else there."""
-        if name and name != self.room_name:
-            raise UserError(
-                "this page has just changed between the demonstration and your workspace: look again"
-            )
+    def _replace_own_parts(self) -> Callable[[], None]:
+        end = self._end_of_own_parts()
+        self.publisher, self._retired = None, []
+        self.runs = BenchRuns(self.own.workspace.layout.benchmarks)
+        self.models = Models(self.own.live, self.policy)
+        self._looked_for_version = 0.0
+        self.arrange_publishing()
+        return end
 
     # Teaching ---------------------------------------------------------------------------------------------------------
 
@@ -224,19 +159,37 @@ class Studio:
 
     def undo(self) -> Done:
         with self._labelling:
+            self.transfers.refuse_during_import()
             return self._taken_back(self.journal.undo(), "undone")
 
     def redo(self) -> Done:
         with self._labelling:
             return self._taken_back(self.journal.redo(), "done again")
 
+    def undo_to(self, seq: Point, newest: Point) -> Done:
+        """Take back everything after an action of the history, whose newest action the page knows."""
+        with self._labelling:
+            self.transfers.refuse_during_import()
+            with self.journal.transaction():
+                back = itertools.takewhile(lambda entry: entry.seq > seq, history(self.journal))
+                count = sum(not entry.undone for entry in back)
+                event = self.journal.undo_to(seq, newest)
+        self.live.notify()
+        return Done(f"undone: {many(count, 'action')}{_lost(event)}", event.seq, None, len(event.moves))
+
+    def history(self) -> dict[str, Any]:
+        """The last actions, and whether there are more."""
+        shown = list(itertools.islice(history(self.journal), HISTORY_SHOWN + 1))
+        entries = [
+            {name: getattr(entry, name) for name in ("seq", "at", "text", "undone", "author")}
+            for entry in shown[:HISTORY_SHOWN]
+        ]
+        return {"entries": entries, "more": len(shown) > HISTORY_SHOWN}
+
     def _taken_back(self, event: Event, how: str) -> Done:
         self.live.notify()
-        kinds = [e for e in self.journal.events_after((event.of or 1) - 1, limit=1) if e.seq == event.of]
-        what = DONE_TEXTS.get(kinds[0].kind, kinds[0].kind) if kinds else "the last action"
-        lost = f"; {len(event.lost)} images are gone and stay deleted" if event.lost else ""
-        samples = f" ({len(event.moves)} samples)" if len(event.moves) > 1 else ""
-        return Done(f"{how}: {what}{samples}{lost}", event.seq, None, len(event.moves))
+        what = taken_back_text(self.journal, event)
+        return Done(f"{how}: {what}{_lost(event)}", event.seq, None, len(event.moves))
 
     def clear_problem(self, problem: Text) -> Done:
         """Hide a problem until it happens again."""
@@ -286,6 +239,17 @@ class Studio:
     def recolour_class(self, class_id: ClassId, colour: Text) -> Done:
         event = self.journal.recolour_class(class_id, colour)
         return Done(f"{self.class_name(class_id)} has a new colour", event.seq, class_id)
+
+    def move_class(self, class_id: ClassId, place: Id) -> Done:
+        with self._labelling:
+            move_class(self.workspace, class_id, place)
+        return Done(f"{self.class_name(class_id)} moved", None, class_id)
+
+    def choose_key(self, class_id: ClassId, key: Text) -> Done:
+        with self._labelling:
+            choose_key(self.workspace, class_id, key)
+        told = f"has the key {key.strip()}" if key.strip() else "has the key of its place"
+        return Done(f"{self.class_name(class_id)} {told}", None, class_id)
 
     def merge_classes(self, class_id: ClassId, into: Id) -> Done:
         name = self.class_name(class_id)
@@ -445,6 +409,8 @@ class Studio:
         progress = self.live.progress
         return {
             "room": self.room_name,
+            "demonstration": self.demonstrates,
+            "workspace": self.own.workspace.path.resolve().name,
             "phase": self.live.phase,
             "progress": None if progress is None else round(progress, 2),
             "verdict": asdict(self.verdict(status)),
@@ -493,3 +459,7 @@ class Studio:
             self._looked_for_version = time.monotonic()
             self._latest_version = latest_or_none(self.own.workspace.layout.exports)
         return self._latest_version
+
+
+def _lost(event: Event) -> str:
+    return f"; {many(len(event.lost), 'image')} gone, which stay deleted" if event.lost else ""

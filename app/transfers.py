@@ -118,7 +118,7 @@ class Transfers:
 
     def look_at_folder(self, text: str) -> Job:
         """See what a folder or a zip on the server's machine holds; `take_found` imports it."""
-        path = _absolute(text)
+        path = absolute_path(text)
         self._rules.check_path(path)
         job = self._begin("import", str(path), "looking")
         job.source = path
@@ -269,6 +269,15 @@ class Transfers:
             self._expiry.cancel()
         self._ready = self._expiry = None
 
+    def refuse_during_import(self) -> None:
+        """An import that is under way cannot be taken back: it would go on behind it."""
+        if self._job is not None and self._job.kind == "import" and self._job.phase == "running":
+            raise UserError("an import is under way: wait for its end, or cancel it, before you undo")
+
+    def refuse_while_busy(self) -> None:
+        if self._job is not None and self._job.under_way:
+            raise UserError(f"an {self._job.kind} is under way: wait for its end, or cancel it")
+
     # Both -------------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
@@ -294,8 +303,7 @@ class Transfers:
 
     def _begin(self, kind: str, name: str, phase: str) -> Job:
         with self._lock:
-            if self._job is not None and self._job.under_way:
-                raise UserError(f"an {self._job.kind} is under way: wait for its end, or cancel it")
+            self.refuse_while_busy()
             self._forget_export()
             if self._job is not None:
                 self._job.drop_folder()  # of one that was asked about
@@ -360,7 +368,7 @@ def upload_name(name: str) -> str:
     return f"uploaded {stem[:LONGEST_NAME] or 'samples'}.zip"
 
 
-def _absolute(text: str) -> Path:
+def absolute_path(text: str) -> Path:
     text = text.strip()
     if not text:
         raise UserError("no folder was named: write the path of a folder or a zip on the server's machine")

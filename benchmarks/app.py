@@ -96,7 +96,7 @@ def measure_start(folder: Path, quick: bool) -> Facts:
     """From the command to the first page, on which the source can be chosen, and to the page on which things can be named;
     in a browser that is open, with a new workspace."""
     first, ready, whole = [], [], []
-    with chromium() as browser:
+    with chromium(windows=True) as browser:
         for number in range(1 if quick else 10):
             begun = time.monotonic()
             with started_app(folder / f"start-{number}") as app:
@@ -124,7 +124,7 @@ def measure_first_minute(folder: Path, quick: bool) -> Facts:
     """The time of a page from its opening to three things, three labels each, that are right in poses never shown; and how
     many pictures of the camera it shows in a second meanwhile."""
     film, seconds, pictures = Film(seed=7), [], []
-    with chromium() as browser, running_alone(folder / "workspace") as app:
+    with chromium(windows=True) as browser, running_alone(folder / "workspace") as app:
         context = browser.new_context(viewport={"width": 1200, "height": 850})
         context.add_init_script(DRAWN_CAMERA)
         page = context.new_page()
@@ -155,7 +155,7 @@ def measure_first_minute(folder: Path, quick: bool) -> Facts:
 
 def measure_use(folder: Path, quick: bool) -> Facts:
     presses, ticks, labels = (20, 400, 40) if quick else (200, 20_000, 2_000)
-    with chromium() as browser, running_alone(folder / "workspace", source="workbench:1") as app:
+    with chromium(windows=True) as browser, running_alone(folder / "workspace", source="workbench:1") as app:
         page = open_page(browser, app)
         expect(page.locator("#frame")).to_be_visible()
         parts = {"labels": measure_labels(page, presses), "day": measure_day(page, app, ticks, labels)}

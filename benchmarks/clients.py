@@ -204,7 +204,7 @@ def _in_chromium(asked: Sequence[Asked]) -> list[Answers]:
         from browser_parts import chromium  # in tests/
     except ImportError:
         raise Absent("PYTHONPATH=tests and the packages of requirements-dev.txt are needed") from None
-    with chromium() as browser:
+    with chromium(windows=True) as browser:
         return with_browser(asked, browser)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,8 +14,13 @@ from edge_hpcr.learner.memory import MemoryConfig
 
 
 def pytest_collection_modifyitems(items):
-    # The longest files first: else one worker would be left with one of them at the end.
-    items.sort(key=lambda item: item.get_closest_marker("browser") is None)
+    """The longest files first: else one worker would be left with one of them at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    browser = {item.path for item in items if item.get_closest_marker("browser")}
+    # Ray is told by its name: it starts a cluster, and most of that is waiting, which the browser's tests can use.
+    items.sort(
+        key=lambda item: (item.path.stem != "test_sweep_ray", item.path not in browser, -slow[item.path])
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")

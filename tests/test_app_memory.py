@@ -38,7 +38,13 @@ def running(path, digits=None):
     """A workspace and its learner, perhaps taught thirty samples of one class and ten of another."""
     with Workspace.open(path) as workspace:
         workspace.change_settings(
-            **SMALL, idle_steps=0, threads=1, memory_bytes=BUDGET, held_out_share=0.0, averaged=False
+            **SMALL,
+            method="hpcr",
+            idle_steps=0,
+            threads=1,
+            memory_bytes=BUDGET,
+            held_out_share=0.0,
+            averaged=False,
         )
         studio = Studio(workspace)
         studio.live.start()

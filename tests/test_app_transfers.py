@@ -296,11 +296,12 @@ def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, fo
     (folder / "mug" / "more").mkdir()
     for number in range(100, 140):
         (folder / "mug" / "more" / f"{number}.png").write_bytes(png(number))
-    told = threading.Event()
+    told, refused = threading.Event(), []
 
     def stop_after_the_first_part():
         if not told.is_set():
             told.set()
+            refused.append(app.act(do="undo")["error"])  # the rest would come behind it
             app.studio.transfers.cancel()
 
     app.act(do="import", path=str(folder))
@@ -309,6 +310,7 @@ def test_a_cancelled_import_keeps_what_it_has_and_the_same_again_goes_on(app, fo
     result = app.ended()
     assert result["phase"] == "cancelled" and 0 < result["done"] < result["total"] == 43
     assert result["message"].startswith("cancelled; what was taken in so far stays: 10 samples labelled")
+    assert refused == ["an import is under way: wait for its end, or cancel it, before you undo"]
     app.act(do="import", path=str(folder))
     assert app.ended()["message"] == "33 samples labelled, 0 new classes, 10 known already, 0 bad"
 

@@ -17,7 +17,8 @@ from edge_hpcr.learner.backbones import backbone_class, efficientnet_lite0, name
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
-pytestmark = [pytest.mark.computes, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+computes = pytest.mark.computes  # files, caches and refusals are the same with any kernels
 
 LATENTS = MemoryConfig(bytes=10_000_000, codec="latent")
 SIDE = 64
@@ -52,6 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # The published weights -------------------------------------------------------------------------------------------------
 
 
+@computes
 @pytest.mark.parametrize("side", [64, 97, 160])
 def test_the_network_is_timms_with_the_published_weights(side: int) -> None:
     """Padding and input scaling too: each would cost points without an error."""
@@ -109,6 +111,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.Monk
 # What every backbone with a trunk does ---------------------------------------------------------------------------------
 
 
+@computes
 def test_copies_share_the_trunk_and_no_checkpoint_holds_it(lite0: Learner, tmp_path: Path) -> None:
     trunk = lite0.network.backbone.trunk
     assert copy.deepcopy(lite0.network).backbone.trunk is trunk
@@ -125,6 +128,7 @@ def test_copies_share_the_trunk_and_no_checkpoint_holds_it(lite0: Learner, tmp_p
     assert not any(each.requires_grad for each in trunk.on(torch.device("cpu")).parameters())
 
 
+@computes
 @pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_lite0_tuned"])
 def test_learning_continues_bit_for_bit_after_a_restart(backbone: str, tmp_path: Path) -> None:
     learner = learner_of(backbone)
@@ -145,6 +149,7 @@ def test_other_trunk_weights_are_refused(
         Learner.load(tmp_path / "saved", "cpu")
 
 
+@computes
 def test_images_and_what_encode_made_of_them_are_answered_alike(lite0: Learner) -> None:
     images = pictures(3, seed=2)
     latents = lite0.encode(images)
@@ -152,6 +157,7 @@ def test_images_and_what_encode_made_of_them_are_answered_alike(lite0: Learner) 
     np.testing.assert_array_equal(lite0.predict(images).scores, lite0.predict(latents).scores)
 
 
+@computes
 def test_the_second_picture_of_a_class_is_answered() -> None:
     """Imprinting: the new proxy points where the first picture is, so the picture itself is certainly nearest to it."""
     learner = learner_of("efficientnet_lite0", lr=1e-6, proxy_lr=1e-6)
@@ -162,6 +168,7 @@ def test_the_second_picture_of_a_class_is_answered() -> None:
     assert learner.predict(images).similarity.min() > 0.99
 
 
+@computes
 def test_each_level_of_a_latent_has_its_own_share_once_layout_counts(lite0: Learner) -> None:
     """The maps of stages 4 and 5 on a grid of 3 x 3, in the order in which the network makes them."""
     backbone = copy.deepcopy(lite0.network.backbone)
@@ -186,6 +193,7 @@ def test_each_level_of_a_latent_has_its_own_share_once_layout_counts(lite0: Lear
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@computes
 def test_a_tuned_network_starts_as_the_frozen_one_and_its_last_stages_learn() -> None:
     frozen, tuned = (learner_of(name) for name in ("efficientnet_lite0", "efficientnet_lite0_tuned"))
     images = pictures(4)
@@ -232,6 +240,7 @@ def timm_weights(name: str, folder: Path, **options: object) -> tuple[torch.nn.M
     return model, str(folder / f"{name}.safetensors")
 
 
+@computes
 @pytest.mark.parametrize(
     ("name", "options", "latent"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from edge_hpcr.bench import pictures as sources
 from edge_hpcr.bench.pictures import Pictures
-from edge_hpcr.bench.teach import CONTESTANTS, ORDERS, Draw, TeachConfig, label_counts
+from edge_hpcr.bench.teach import CONTESTANTS, FROM_SCRATCH, ORDERS, Draw, TeachConfig, label_counts
 from edge_hpcr.commands.cli import main
 from edge_hpcr.learner.learner import LearnerConfig
 
@@ -229,7 +229,7 @@ def test_confidence_and_unknown_are_measured_on_known_and_on_novel_pictures(tmp_
 @pytest.mark.slow
 def test_contestants_on_a_trunk_are_taught_and_keep_what_they_say(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
-    contestants = ",".join(name for name in CONTESTANTS if name != "scratch")
+    contestants = ",".join(name for name in CONTESTANTS if name not in FROM_SCRATCH)
     small = ["--labels", "1", "--draws", "1", "--methods", contestants, "--steps", "1"]
     small += ["--set", "image_size=32"]
     assert main(["bench", "teach", "--source", str(folder), "--out", str(tmp_path / "out"), *small]) == 0

@@ -5,13 +5,12 @@ import io
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser_parts import go_to, open_page
+from browser_parts import PATIENCE, go_to, wait_until_filled
 from PIL import Image
 from playwright.sync_api import expect
-from test_browser_tabs import taught
+from test_browser_tabs import FILLED, taught
 
 pytestmark = pytest.mark.browser
-TABS = ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings")
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +18,19 @@ def app(tmp_path_factory):
     with taught(tmp_path_factory.mktemp("axe") / "workspace") as app:
         app.server.studio.change_settings(idle_share=0.0)  # nothing moves while it is looked at
         yield app
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def page(app, one_browser, request):
+    """One page for both tests of a theme: loading it takes longer than looking at it."""
+    context = one_browser.new_context(viewport={"width": 1200, "height": 850}, color_scheme=request.param)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(f"{app.link}&__theme={request.param}")
+    expect(page.locator("#strip")).to_contain_text("label")
+    assert page.evaluate("document.body.classList.contains('dark')") == (request.param == "dark")
+    yield page
+    context.close()
 
 
 def serious(page) -> list[str]:
@@ -31,24 +43,17 @@ def serious(page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nobody_is_kept_out_of_a_tab(app, browser, theme):
-    page = open_page(browser, app, color_scheme=theme)
-    page.goto(f"{app.address}/?__theme={theme}")
-    expect(page.locator("#strip")).to_contain_text("label")
+def test_nobody_is_kept_out_of_a_tab(page):
     wrong = {}
-    for tab in TABS:
+    for tab, filled in FILLED.items():
         go_to(page, tab)
-        page.wait_for_timeout(1500)  # Gradio fills a tab after it has been shown
+        wait_until_filled(page, filled)
         if found := serious(page):
             wrong[tab] = found
     assert wrong == {}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_ticked_box_can_be_told_from_an_empty_one(app, browser, theme):
-    page = open_page(browser, app, color_scheme=theme)
-    page.goto(f"{app.address}/?__theme={theme}")
+def test_a_ticked_box_can_be_told_from_an_empty_one(page):
     go_to(page, "Models")
     box = page.locator("#models-int8 input[type=checkbox]")
     box.wait_for()

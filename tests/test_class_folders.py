@@ -147,6 +147,6 @@ def test_the_command_line_looks_imports_a_split_and_takes_it_back(tmp_path, caps
     assert capsys.readouterr().out == "import undone: 2 labels and 2 classes taken back\n"
     assert cli.main(["undo", str(place), "--import"]) == 2
     assert cli.main(["undo", str(place)]) == 0
-    assert "undone: taking back an import of 2 samples" in capsys.readouterr().out
+    assert "undone: import taken back, with 2 labels" in capsys.readouterr().out
     with Workspace.open(place, learning=False) as workspace:
         assert labels(workspace) == {"cat": 1, "dog": 1}

@@ -1,4 +1,4 @@
-"""The method `edge`: HPCR whose averaged weights teach, against a slow loop; and what else sets it apart."""
+"""The method `edge`: its teacher against a slow loop, the settings that it brings, and what else goes past the paper."""
 
 import math
 from dataclasses import replace
@@ -7,8 +7,10 @@ import pytest
 import torch
 from rival_parts import batch_of, observe, rival
 
+from edge_hpcr.commands.bench import configure
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import methods
+from edge_hpcr.learner.augment import LIGHT
 from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -45,16 +47,62 @@ def divergence(student: list[float], teacher: list[float]) -> float:
 def test_the_teacher_answers_the_rows_that_it_is_asked_for(taught, rows):
     batch = taught_batch()
     terms = [divergence(batch.logits[row].tolist(), (2 * batch.inputs[row]).tolist()) for row in rows]
-    plain = methods.create("hpcr").loss(batch).item()
+    plain = methods.create("pcr").loss(batch).item()
     loss = methods.create("edge", {"teacher": 3.0, "taught": taught}).loss(batch).item()
     assert loss == pytest.approx(plain + 3 * sum(terms) / 10, rel=1e-4)
 
 
-def test_without_weight_or_average_it_is_hpcr():
+def test_without_weight_or_average_its_loss_is_that_of_pcr():
     batch = taught_batch()
-    plain = methods.create("hpcr").loss(batch).item()
-    assert methods.create("edge", {"teacher": 0.0}).loss(batch).item() == plain
-    assert methods.create("edge").loss(replace(batch, teach=None)).item() == plain
+    plain = methods.create("pcr").loss(batch).item()
+    assert methods.create("edge").loss(batch).item() == plain
+    assert methods.create("edge", {"teacher": 3.0}).loss(replace(batch, teach=None)).item() == plain
+
+
+def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
+    config = LearnerConfig.recommended("reduced_resnet18", method="edge")
+    assert not config.plain and config.replay == 30 and config.augment == LIGHT
+    method = methods.create("edge")
+    assert not (method.stores_logits or method.stores_features)
+    # A trunk's own settings suit whatever method learns behind it.
+    assert LearnerConfig.recommended("efficientnet_lite0", method="edge").plain
+    assert LearnerConfig.recommended("reduced_resnet18").plain
+
+
+def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_what_they_ask_for():
+    (edge,) = configure(["--preset", "edge/cifar10-200"])
+    memory = edge.learner.memory
+    assert edge.learner.method == "edge" and memory.bytes == 200 * 4 * (32 * 32 * 3 + 160 + 10)
+    assert (memory.codec, memory.quality, memory.draw) == ("webp", 75, "deck")
+    (other,) = configure(
+        [
+            "--preset",
+            "edge/cifar10-200",
+            "--method",
+            "er",
+            "--codec",
+            "jpeg",
+            "--quality",
+            "60",
+            "--set",
+            "augment=light",
+        ]
+    )
+    assert (other.learner.method, other.learner.memory.codec, other.learner.memory.quality) == (
+        "er",
+        "jpeg",
+        60,
+    )
+    assert (
+        other.learner.memory.bytes == memory.bytes and other.learner.augment == LIGHT and other.learner.plain
+    )
+    (counted,) = configure(["--preset", "edge/cifar10-200", "--buffer", "50"])
+    assert (counted.learner.memory.samples, counted.learner.memory.bytes) == (50, None)
+
+
+def test_an_unknown_augmentation_is_refused_with_those_that_there_are():
+    with pytest.raises(UserError, match="unknown augment 'strong': choose one of paper, light"):
+        configure(["--dataset", "digits", "--set", "augment=strong"])
 
 
 def test_the_teacher_is_the_average_of_the_weights_and_has_no_gradient():

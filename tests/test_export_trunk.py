@@ -25,7 +25,8 @@ from export.publish.running import RunningModel, TwoParts, joined, split
 from export.publish.snapshot import Snapshot, images_wanted, snapshot_of, snapshot_of_learner
 from export.publish.to_onnx import Exported, ParityFailed, check, export_full, finish, network_outputs, trace
 
-pytestmark = [pytest.mark.computes, pytest.mark.slow]  # a trace takes seconds
+pytestmark = pytest.mark.slow  # a trace takes seconds
+computes = pytest.mark.computes
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,7 @@ def changed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return other
 
 
+@computes
 def test_one_file_holds_the_trunk_and_keeps_the_contract(snapshot, exported, folder):
     assert [value.name for value in exported.model.graph.input] == ["image"]
     assert [value.name for value in exported.model.graph.output] == ["scores", "feature", "similarity"]
@@ -85,6 +87,7 @@ def test_one_file_holds_the_trunk_and_keeps_the_contract(snapshot, exported, fol
         assert result.similarity == pytest.approx(float(similarity), abs=1e-4)
 
 
+@computes
 def test_its_two_parts_answer_as_the_whole_and_can_be_joined_again(snapshot, exported):
     trunk, rest = split(exported.model)
     again = joined(trunk, rest)
@@ -94,6 +97,7 @@ def test_its_two_parts_answer_as_the_whole_and_can_be_joined_again(snapshot, exp
         assert np.abs(ours - theirs).max() < 1e-5
 
 
+@computes
 def test_the_trunk_sees_an_image_once_in_a_process(snapshot, exported, monkeypatch):
     monkeypatch.setattr(running, "_KEPT", running._Latents())
     first = TwoParts(exported.model, "first").inputs(snapshot.images)
@@ -115,18 +119,21 @@ def test_latents_are_kept_within_their_limit(monkeypatch):
     assert [key[1] for key in held] == ["2", "4", "5", "6", "new"]
 
 
+@computes
 def test_a_template_keeps_the_trunk_and_not_what_learning_changes(snapshot, exported, folder):
     kept = {each.name for each in load_template(folder / TEMPLATE, snapshot).graph.initializer}
     assert {"trunk.0.weight", "trunk.0.bias"} <= kept
     assert not kept & {"backbone.layer.weight", "backbone.layer.bias", "proxies", "head.weight"}
 
 
+@computes
 @pytest.mark.parametrize("name", ["backbone.layer.weight", "proxies", "head.weight", "trunk.0.weight"])
 def test_wrong_numbers_are_found_in_the_trunk_and_behind_it(snapshot, exported, tmp_path, name):
     with pytest.raises(ParityFailed, match="differs from the network"):
         finish(changed(exported.model, name), snapshot, tmp_path / "model.onnx", version=1)
 
 
+@computes
 def test_weights_that_were_zero_when_the_network_was_traced_may_learn(snapshot, exported, folder, tmp_path):
     assert not snapshot.network.backbone.layer.bias.any()
     later = snapshot_with_trunk(classes=5, seed=1)
@@ -135,6 +142,7 @@ def test_weights_that_were_zero_when_the_network_was_traced_may_learn(snapshot, 
     assert made.parity.max_feature_difference < 1e-4
 
 
+@computes
 def test_the_graph_of_another_trunk_or_of_other_layers_is_not_used(snapshot, exported, folder):
     facts = template_facts(snapshot)
     assert facts["trunk"] == {"sha256": "0" * 64, "latent": [8, 8, 8]}
@@ -147,6 +155,7 @@ def test_the_graph_of_another_trunk_or_of_other_layers_is_not_used(snapshot, exp
     assert load_template(folder / TEMPLATE, wider) is None
 
 
+@computes
 def test_eight_bits_of_the_trunk_are_calibrated_once(snapshot, exported, tmp_path):
     first = quantised(exported.model, snapshot.images, tmp_path / TEMPLATE)
     kept = (tmp_path / TEMPLATE / TRUNK).read_bytes()
@@ -165,6 +174,7 @@ def test_eight_bits_of_the_trunk_are_calibrated_once(snapshot, exported, tmp_pat
     assert split(other)[0].SerializeToString() != split(first)[0].SerializeToString()
 
 
+@computes
 def test_sixteen_bits_reach_to_the_last_convolution_on_both_sides_of_the_cut(snapshot, exported):
     half = to_float16(exported.model)
     check(half)
@@ -176,6 +186,7 @@ def test_sixteen_bits_reach_to_the_last_convolution_on_both_sides_of_the_cut(sna
     assert np.abs(found.scores - expected.scores).max() < 0.01
 
 
+@computes
 def test_a_second_version_is_published_from_the_known_graph(snapshot, exported, folder, tmp_path):
     exports = tmp_path / "exports"
     (exports / TEMPLATE).mkdir(parents=True)
@@ -208,7 +219,10 @@ def test_images_come_from_the_workspaces_disk_where_the_memory_holds_latents(tmp
         one.close()
 
 
-@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "efficientnet_lite0_tuned"])
+@pytest.mark.parametrize(
+    "backbone",  # the second has the same layers, cut elsewhere: other kernels need not see it, too
+    [pytest.param("efficientnet_lite0", marks=computes), "efficientnet_lite0_tuned"],
+)
 def test_efficientnet_is_exported_with_its_trunk(backbone, tmp_path):
     config = LearnerConfig.recommended(
         backbone, height=32, width=32, memory=MemoryConfig(samples=20, codec=LATENT_CODEC)

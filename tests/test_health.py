@@ -282,7 +282,7 @@ def test_a_page_of_another_process_or_with_nonsense_gets_everything(studio, vers
 
 def test_a_page_that_missed_very_many_ended_classes_gets_everything_anew(studio, monkeypatch):
     monkeypatch.setattr("app.changing.GONE_KEPT", 2)
-    classes = ChangingClasses(studio.journal)
+    classes = ChangingClasses(studio.workspace)
     ids = [studio.journal.create_class(f"class {n}") for n in range(4)]
     version = classes.since("")["version"]
     for class_id in ids[:3]:

@@ -145,6 +145,17 @@ class JournalAgainstModel(RuleBasedStateMachine):
     def redo(self):
         self.turn(self.journal.redo, self.future, self.past)
 
+    @precondition(lambda self: self.past)
+    @rule(data=st.data())
+    def undo_to(self, data):
+        kept = data.draw(st.integers(0, len(self.past) - 1))
+        done = [seq for seq, undone in self.journal.actions() if not undone]
+        event = self.journal.undo_to(done[kept - 1] if kept else 0, newest=done[-1])
+        assert event.lost == []
+        while len(self.past) > kept:
+            self.future.append((dict(self.classes), dict(self.samples)))
+            self.classes, self.samples = self.past.pop()
+
     def turn(self, act, source, target):
         if not source:
             with pytest.raises(UserError):

@@ -258,7 +258,7 @@ def unit(name: str) -> dict[str, str]:
 
 def learns_and_serves(arguments: list[str], port: int, capfd) -> None:
     assert arguments[0] == "learn"
-    assert cli.main([*arguments, "--seconds", "3"]) == 0
+    assert cli.main([*arguments, "--seconds", "1"]) == 0
     assert f"at http://127.0.0.1:{port}" in capfd.readouterr().err
 
 

@@ -14,6 +14,7 @@ from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner import learner as learner_module
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.step import FEW_SAMPLES
 
 pytestmark = pytest.mark.computes
 
@@ -385,6 +386,36 @@ def test_without_views_nothing_is_drawn_for_them(small_learner, digit_batches):
     before = learner.rng.bit_generator.state
     learner.observe(*second)
     assert learner.step == 2 and learner.rng.bit_generator.state == before
+
+
+def test_views_alone_leave_the_images_themselves_out_of_the_step(small_learner, digit_batches):
+    (images, labels), _ = digit_batches([0, 1], 2)
+    learner = small_learner(plain=False)
+    seen = {}
+    learner.method.after_step = lambda view, batch: seen.update(batch=batch)
+    learner.observe(images, labels)
+    batch = seen["batch"]
+    assert batch.views == 1 and len(batch.inputs) == len(images)
+    # Crops and colours: none of the rows is the image it was made of.
+    assert ((batch.inputs - learner.to_device(images)).abs().amax((1, 2, 3)) > 0.01).all()
+
+
+def test_few_images_or_those_of_one_class_are_shown_beside_their_views_for_the_sake_of_batch_norm(
+    small_learner, digit_batches
+):
+    (images, labels), _ = digit_batches([0, 1], 2)
+    learner = small_learner(plain=False)
+    seen = []
+    learner.method.after_step = lambda view, batch: seen.append((batch.views, view.network.training))
+    learner.observe(images[:1], labels[:1])
+    learner.observe(images, [labels[0]] * len(images))
+    learner.observe(images, labels)
+    assert len(images) == FEW_SAMPLES and seen == [(2, True), (2, True), (1, True)]
+
+
+def test_a_step_that_would_show_nothing_is_refused(small_learner):
+    with pytest.raises(UserError, match="plain and views are both off"):
+        small_learner(plain=False, views=False)
 
 
 def test_another_decay_of_the_average_counts_from_the_next_step_on(small_learner):

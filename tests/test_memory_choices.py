@@ -5,6 +5,7 @@ import pytest
 from memory_parts import SHAPE, everything, make_memory
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 
 
@@ -32,6 +33,7 @@ def test_a_deck_draws_every_class_once_before_any_class_twice():
 def test_a_draw_has_no_sample_twice_and_no_more_than_there_are(draw):
     memory = make_memory(MemoryConfig(samples=9, draw=draw), classes=3)
     fill(memory, [0, 0, 0, 0, 0, 1, 1, 2, 2])
+    assert len(make_memory(MemoryConfig(samples=9, draw=draw), classes=3).sample(4).slots) == 0
     for size in (4, 9, 50):
         slots = memory.sample(size).slots.tolist()
         assert len(slots) == len(set(slots)) == min(size, 9)
@@ -40,7 +42,7 @@ def test_a_draw_has_no_sample_twice_and_no_more_than_there_are(draw):
 def test_a_deck_follows_classes_that_lose_their_samples_or_leave():
     memory = make_memory(MemoryConfig(samples=9, draw="deck"), classes=3)
     fill(memory, [0, 0, 1, 1, 2, 2])
-    memory.sample(1)
+    memory.sample(3)
     memory.drop_class(0)
     assert sorted(memory.sample(2).labels.tolist()) == [0, 1]
     for sample in (2, 3):
@@ -176,3 +178,24 @@ def test_numbers_that_8_bits_cannot_hold_stay_at_the_largest():
 def test_a_choice_that_cannot_be_honoured_is_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         MemoryConfig(samples=4, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("budget", "side", "chosen"),
+    [
+        ({"bytes": 20_000_000}, 32, ("webp", 90)),
+        ({"bytes": 2_593_600}, 32, ("webp", 75)),
+        ({"bytes": 1_000_000}, 32, ("webp", 50)),
+        ({"bytes": 20_000_000}, 96, ("webp", 75)),
+        ({"bytes": 1_000_000}, 8, ("raw", 90)),  # a file's head would be most of it
+        ({"samples": 200}, 32, ("raw", 90)),  # bytes are no matter
+    ],
+)
+def test_auto_chooses_the_best_quality_at_which_the_budget_holds_enough(budget, side, chosen):
+    config = LearnerConfig(height=side, width=side, memory=MemoryConfig(codec="auto", **budget)).memory
+    assert (config.codec, config.quality) == chosen
+
+
+def test_auto_leaves_a_codec_that_was_chosen_alone():
+    config = LearnerConfig(memory=MemoryConfig(bytes=9_000_000, codec="jpeg", quality=33)).memory
+    assert (config.codec, config.quality) == ("jpeg", 33)

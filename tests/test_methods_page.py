@@ -1,11 +1,13 @@
 """The page of verification: a verdict for every method, made from results alone."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_hpcr.bench import methods_page
-from edge_hpcr.bench.report import Estimate
+from edge_hpcr.bench.report import Estimate, group
 from edge_hpcr.commands.cli import main
 from edge_hpcr.learner import methods
 
@@ -56,6 +58,18 @@ def test_every_method_has_a_verdict_a_cost_and_a_source(page: str) -> None:
     assert costs["er"][3:5] == ["1.00", "1.00"] and costs["ocm"][5] == "16"
     assert costs["ss_il"][2] == "needs them" and costs["hpcr"][2] == "not needed"
     assert float(costs["ss_il"][7]) > 1.9  # a second network
+
+
+def run_of(seed: int, accuracy: float, **learner: Any) -> dict[str, Any]:
+    kept = json.loads((RESULTS / "cifar10-pcr-200-seed0.json").read_text())
+    kept["config"]["learner"].update(learner)
+    return kept | {"seed": seed, "A_T": accuracy}
+
+
+def test_a_seed_that_ran_in_both_precisions_counts_once() -> None:
+    runs = [run_of(0, 0.5), run_of(0, 0.6, compute="bfloat16"), run_of(1, 0.45, compute="bfloat16")]
+    row = rows_of(methods_page.page(group(runs), None, ""), "Verdicts")["pcr"]
+    assert row[3:6] == ["2", "0-1 in bfloat16; 0 in float32", "50.0 ± 63.5"]
 
 
 def test_the_page_in_the_repository_is_the_one_that_its_command_makes(page: str) -> None:

@@ -18,8 +18,6 @@ from export.publish.running import RunningModel
 from export.publish.snapshot import HeldOutSamples
 from export.publish.to_onnx import file_facts
 
-pytestmark = pytest.mark.computes
-
 
 @pytest.fixture(scope="module")
 def eight_bits() -> onnx.ModelProto:

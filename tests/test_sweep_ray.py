@@ -19,6 +19,7 @@ from process_parts import started
 
 from benchmarks.endurance.trouble import full_disk, small_disk
 from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench import ray_runner
 from edge_hpcr.bench.datasets import Dataset, store
 from edge_hpcr.bench.ray_worker import Place, difference, facts
 from edge_hpcr.bench.run import Run, finished_result
@@ -250,7 +251,10 @@ def refusal(tmp_path, capsys, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_address_that_is_not_rays_is_refused_in_one_line(tmp_path, capsys, silent):
+def test_an_address_that_is_not_rays_is_refused_in_one_line(tmp_path, capsys, silent, monkeypatch):
+    monkeypatch.setattr(
+        ray_runner, "ANSWER_SECONDS", 5.0
+    )  # Ray's own check of a silent server takes most of a minute
     assert f"--ray {silent} answers, but not as Ray does" in refusal(tmp_path, capsys, "--ray", silent)
     with socket.socket() as free:  # bound, but nobody listens
         free.bind(("127.0.0.1", 0))

@@ -91,30 +91,27 @@ def test_a_label_for_measuring_is_said_to_be_one(run, path):
 
 def test_undo_and_redo_say_what_they_did(run, path):
     run("label", "5,6", "mug")
-    assert run("undo")[:2] == (0, "undone: the label mug of 2 samples")
-    assert run("redo")[:2] == (0, "done again: the label mug of 2 samples")
+    assert run("undo")[:2] == (0, "undone: 2 pictures labelled mug")
+    assert run("redo")[:2] == (0, "done again: 2 pictures labelled mug")
     run("label", "1", "stapler")
-    assert run("undo")[1] == "undone: the correction of 1 sample to stapler"
+    assert run("undo")[1] == "undone: 1 picture corrected to stapler"
     run("classes", "rename", "mug", "cup")
-    assert run("undo")[1] == "undone: a renaming: cup is mug now"
+    assert run("undo")[1] == "undone: class mug renamed to cup"
     run("classes", "merge", "stapler", "mug")
-    assert run("undo")[1] == "undone: a merge of stapler, with 1 label"
+    assert run("undo")[1] == "undone: class stapler merged into mug, with 1 label"
     run("classes", "delete", "mug", "--yes")
-    assert run("undo")[1] == "undone: the deletion of the class mug, with 5 labels"
+    assert run("undo")[1] == "undone: class mug deleted, with 5 labels"
     run("classes", "recolour", "mug", "#d62728")
-    assert run("undo")[1] == "undone: the colour of mug"
+    assert run("undo")[1] == "undone: another colour for class mug"
     run("classes", "add", "new")
-    assert run("undo")[1] == "undone: making the class new"
-    assert run("redo")[1] == "done again: making the class new"
+    assert run("undo")[1] == "undone: class new made"
+    assert run("redo")[1] == "done again: class new made"
     with Workspace.open(path) as workspace:
         workspace.journal.delete_samples([1])
         workspace.forget_images([1])
-    assert (
-        run("undo")[1]
-        == "undone: the deletion of 1 sample; 1 sample could not come back, as the image is gone"
-    )
+    assert run("undo")[1] == "undone: 1 picture deleted; 1 sample could not come back, as the image is gone"
     code, said, problem = run("redo")
-    assert (code, said) == (0, "done again: the deletion of 1 sample")
+    assert (code, said) == (0, "done again: 1 picture deleted")
     code, said, problem = run("redo")
     assert (code, said) == (2, "") and "nothing to redo" in problem
 

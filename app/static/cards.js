@@ -1,5 +1,5 @@
 // A card for every class: its key and colour, how many labels it has, its newest pictures, and how often it is recognised.
-import { KEYS, counted, get, make } from "./common.js";
+import { counted, get, keyOf, make } from "./common.js";
 
 const MOST_WITH_PICTURES = 60; // classes whose cards show pictures
 const HEALTH_MS = 2000;
@@ -29,10 +29,10 @@ export class Cards {
     const before = this.element.children;
     // Thousands of cards take long to make: those that show what they shall stay.
     now.classes.forEach((each, index) => {
-      const signature = JSON.stringify([each, index < KEYS.length ? index : -1, each.id === last]);
+      const signature = JSON.stringify([each, each.id === last]);
       const old = before[index];
       if (old?.dataset.signature === signature) return;
-      const card = this.card(each, index, signature, last);
+      const card = this.card(each, signature, last);
       const focused = old?.contains(document.activeElement) && old.dataset.classId === card.dataset.classId;
       if (old) old.replaceWith(card); else this.element.append(card);
       if (focused) card.querySelector(".class-button").focus();
@@ -42,11 +42,11 @@ export class Cards {
     [this.classes, this.last] = [now.classes, last];
   }
 
-  card(each, index, signature, last) {
+  card(each, signature, last) {
     const button = make("button", {
       class: `class-button${each.id === last ? " last" : ""}`, type: "button", title: `label the picture as ${each.name}`, "data-class-id": each.id,
       onclick: () => this.teach.label(each.id),
-    }, index < KEYS.length ? make("kbd", {}, KEYS[index]) : "", make("bdi", { class: "class-name" }, each.name), make("span", { class: "class-count" }, String(each.labels)));
+    }, ...keyOf(each), make("bdi", { class: "class-name" }, each.name), make("span", { class: "class-count" }, String(each.labels)));
     const card = make("div", { class: "class-card", "data-class-id": each.id, "data-signature": signature, style: `--class-colour:${each.colour}` },
       button, make("div", { class: "card-pictures" }), make("span", { class: "card-right" }));
     this.takeDrops(card, each);
@@ -111,6 +111,8 @@ export class Cards {
     this.health.hidden = classes.length < 2;
     const name = (id) => now.classById.get(id)?.name ?? "";
     const most = Math.max(1, ...classes.map((row) => row.labels));
+    const places = new Map(now.classes.map((row, place) => [row.id, place]));
+    classes.sort((one, other) => places.get(one.id) - places.get(other.id));
     this.table.replaceChildren(...classes.map((row) => make("tr", {},
       make("th", { scope: "row" }, make("bdi", {}, row.name)),
       make("td", {}, make("meter", { min: 0, max: most, value: row.labels, "aria-label": counted(row.labels, "label") }), ` ${row.labels}`),

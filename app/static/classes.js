@@ -1,5 +1,6 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
-import { KEYS, act, confirmed, isForTab, isShown, make, tell } from "./common.js";
+import { act, confirmed, isForTab, isShown, make, tell } from "./common.js";
+import { historyButton } from "./history.js";
 
 export function mountClasses(place) {
   const page = new Classes(place);
@@ -35,13 +36,14 @@ class Classes {
     this.body = make("tbody");
     this.empty = make("p", { class: "classes-empty" }, "There is no class yet. Give the first one a name here, or on the Teach tab while something is shown.");
     this.table = make("table", { id: "classes-table", class: "classes-table" },
-      make("thead", {}, make("tr", {}, ...["Colour", "Name", "Key", "Labels", "Held out", ""].map((title) => make("th", { scope: "col" }, title)))),
+      make("thead", {}, make("tr", {}, ...["Colour", "Name", "Key", "Place", "Labels", "Held out", ""].map((title) => make("th", { scope: "col" }, title)))),
       this.body);
     this.place.replaceChildren(
       make("div", { class: "edge-row" },
         make("form", { id: "classes-new", class: "edge-row classes-new", onsubmit: (event) => { event.preventDefault(); this.create(); } },
           this.name, make("button", { id: "classes-create", class: "edge-button primary", type: "submit" }, "New class")),
-        button("classes-undo", "u undo", { do: "undo" }, "undo the last action"), button("classes-redo", "r redo", { do: "redo" }, "redo it")),
+        button("classes-undo", "u undo", { do: "undo" }, "undo the last action"), button("classes-redo", "r redo", { do: "redo" }, "redo it"),
+        historyButton((text, wrong) => this.say(text, wrong))),
       this.message, this.empty, this.table);
   }
 
@@ -77,11 +79,13 @@ class Classes {
       name.removeAttribute("aria-invalid");
     });
     const cell = (title, ...content) => make("td", { "data-title": title }, ...content);
-    const [key, labels, heldOut] = [make("kbd"), make("span"), make("span")];
+    const [labels, heldOut] = [make("span"), make("span")];
+    const key = make("input", { class: "classes-key", maxlength: 1, autocomplete: "off", title: "one letter or digit; empty: the digit of its place", onfocus: () => key.select(), onchange: () => this.change(key, { do: "choose_key", class: id, key: key.value }) });
+    const place = make("input", { class: "classes-place", type: "number", min: 1, onchange: () => this.change(place, { do: "move_class", class: id, place: Math.max(1, Math.round(Number(place.value)) || 1) }) });
     const merge = make("button", { class: "edge-button classes-merge", type: "button", onclick: () => this.merge(known()) }, "Merge…");
     const remove = make("button", { class: "edge-button danger classes-delete", type: "button", onclick: () => this.remove(known()) }, "Delete…");
-    const element = make("tr", { "data-class": id }, cell("Colour", colour), cell("Name", name), cell("Key", key), cell("Labels", labels), cell("Held out", heldOut), make("td", { class: "classes-tools" }, merge, remove));
-    return { element, colour, name, key, labels, heldOut, merge, remove };
+    const element = make("tr", { "data-class": id }, cell("Colour", colour), cell("Name", name), cell("Key", key), cell("Place", place), cell("Labels", labels), cell("Held out", heldOut), make("td", { class: "classes-tools" }, merge, remove));
+    return { element, colour, name, key, place, labels, heldOut, merge, remove };
   }
 
   fill(row, known, index) {
@@ -93,11 +97,13 @@ class Classes {
       row.said = row.name.title = known.name;
       row.colour.setAttribute("aria-label", `colour of ${known.name}`);
       row.name.setAttribute("aria-label", `name of ${known.name}`);
+      row.key.setAttribute("aria-label", `key of ${known.name}`);
+      row.place.setAttribute("aria-label", `place of ${known.name}`);
       row.merge.setAttribute("aria-label", `merge ${known.name} into another class`);
       row.remove.setAttribute("aria-label", `delete ${known.name}`);
     }
-    set(row.key, KEYS[index] ?? "");
-    row.key.hidden = index >= KEYS.length;
+    for (const [field, value] of [[row.key, known.key], [row.place, String(index + 1)]])
+      if (document.activeElement !== field && field.value !== value) field.value = value;
     set(row.labels, known.labels.toLocaleString("en"));
     set(row.heldOut, known.held_out.toLocaleString("en"));
     row.merge.disabled = this.now.classes.length < 2;
@@ -114,6 +120,13 @@ class Classes {
       this.say(error.message, true);
       return false;
     }
+  }
+
+  /** What a field of a row says; it shows afterwards what became of it. */
+  async change(field, action) {
+    await this.perform(action);
+    const known = this.now.classById.get(action.class);
+    if (known) field.value = field.classList.contains("classes-key") ? known.key : this.now.classes.indexOf(known) + 1;
   }
 
   async create() {

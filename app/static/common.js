@@ -15,7 +15,7 @@ export function make(tag, attributes = {}, ...children) {
 /** Whether somebody can see it: other tabs stay in the page, hidden. */
 export const isShown = (element) => Boolean(element && element.offsetParent);
 
-export const KEYS = "1234567890"; // of the first ten classes
+const DIGITS = "1234567890"; // of the first ten classes, unless a person has chosen other keys
 
 /** Whether a key press is meant for this tab, and not for a field, a dialog or the browser itself. */
 export function isForTab(event, place) {
@@ -59,13 +59,25 @@ export function hear(fresh) {
     const known = new Map(fresh.whole ? [] : before?.classById);
     for (const id of fresh.gone) known.delete(id);
     for (const row of fresh.classes) known.set(row.id, row);
-    fresh.classes = [...known.values()].sort((one, other) => one.id - other.id);
+    fresh.classes = [...known.values()].sort((one, other) => one.place - other.place || one.id - other.id);
+    giveKeys(fresh.classes);
     fresh.classById = known;
   }
   if (before && before.room !== fresh.room) { location.reload(); return; } // numbers of samples and classes mean something else there
   state.now = fresh;
   for (const listener of state.listeners) listener(fresh);
 }
+
+/** A class has the key that was chosen for it, or the digit of its place unless another class has that. */
+function giveKeys(classes) {
+  const taken = new Set(classes.map((row) => row.chosen));
+  classes.forEach((row, place) => { row.key = row.chosen || (taken.has(DIGITS[place]) ? "" : DIGITS[place] ?? ""); });
+}
+
+export const classOfKey = (now, key) => now?.classes.find((row) => row.key === key);
+
+/** The key of a class as it stands before its name. */
+export const keyOf = (row) => (row.key ? [make("kbd", {}, row.key)] : []);
 
 let before = Promise.resolve();
 

@@ -3,6 +3,7 @@ import { act, counted, get, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
+import { openWorkspaces } from "./workspaces.js";
 
 const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
 const OWN = Object.keys(mounts).map((name) => `#${name}`).join();
@@ -16,23 +17,26 @@ const PHASES = { idle: "idle", learning: "learning", rehearsing: "rehearsing", s
 function showStrip(now) {
   const strip = document.getElementById("strip");
   if (!strip) return;
+  if (phase.parentElement !== strip) strip.replaceChildren(make("strong", {}, "Edge HPCR"), workspace, phase, verdict);
   const waiting = now.waiting ? ` (${now.waiting} to learn)` : "", { level, number, sentence } = now.verdict;
-  const demonstration = now.room !== "own";
-  const parts = [
-    make("strong", {}, "Edge HPCR"),
-    make("span", { class: `phase ${now.phase}` }, `● ${PHASES[now.phase] ?? now.phase}`, make("span", { class: "strip-labels" }, ` · ${counted(now.labels, "label")}${waiting}`)),
-    make("span", { id: "verdict", class: `verdict ${level}` }, ...(number ? [make("b", {}, number), " "] : []), make("span", {}, sentence)),
-  ];
-  const text = parts.map((part) => part.textContent).join("|") + level + demonstration;
+  const { demonstration } = now, labels = ` · ${counted(now.labels, "label")}${waiting}`;
+  const text = JSON.stringify([now.workspace, demonstration, now.phase, labels, now.verdict]);
   if (strip.dataset.text === text) return;
   strip.dataset.text = text;
-  strip.replaceChildren(...parts);
+  workspace.textContent = now.workspace;
+  workspace.hidden = demonstration;
+  phase.className = `phase ${now.phase}`;
+  phase.replaceChildren(`● ${PHASES[now.phase] ?? now.phase}`, make("span", { class: "strip-labels" }, labels));
+  verdict.className = `verdict ${level}`;
+  verdict.replaceChildren(...(number ? [make("b", {}, number), " "] : []), make("span", {}, sentence));
   if (strip.nextElementSibling !== room) strip.after(room, problems);
   document.body.classList.toggle("demonstration", demonstration);
   room.hidden = !demonstration;
 }
 
-// Elements of their own, because the strip is made anew with every number that changes: a button there would lose its focus.
+// Made once, because a button that is made anew loses its focus.
+const workspace = make("button", { id: "workspace", class: "edge-button", type: "button", title: "the workspace that is open: open another, or make one", onclick: openWorkspaces });
+const phase = make("span", {}), verdict = make("span", { id: "verdict" });
 const back = make("button", { id: "leave-demonstration", class: "edge-button primary", type: "button", onclick: () => act({ do: "leave_demonstration" }).catch((error) => console.error(error)) }, "Back to my workspace");
 const room = make("div", { id: "room", hidden: true }, make("span", {}, "This is the demonstration, in a workspace of its own: nothing of it stays."), back);
 const problems = make("div", { id: "problems", role: "alert" });

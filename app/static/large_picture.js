@@ -1,5 +1,5 @@
 // A sample of the Review tab large: what the learner says of it, and the same keys as on the grid.
-import { KEYS, make, percent } from "./common.js";
+import { keyOf, make, percent } from "./common.js";
 
 export class LargePicture {
   constructor(review) {
@@ -69,9 +69,9 @@ export class LargePicture {
       make("span", { class: "answer-name", dir: "auto" }, known.get(id).name),
       make("span", { class: "answer-bar", "aria-hidden": "true" }, make("span", { style: `width: ${100 * share}%; background: ${known.get(id).colour}` })),
       make("span", { class: "answer-share" }, percent(share))))));
-    this.classes.replaceChildren(...review.now.classes.map((row, index) => make("button", {
+    this.classes.replaceChildren(...review.now.classes.map((row) => make("button", {
       class: `class-button review-class-button${row.id === sample.class ? " last" : ""}`, type: "button", style: `--class-colour: ${row.colour}`, onclick: () => review.label(row.id),
-    }, ...(index < KEYS.length ? [make("kbd", {}, KEYS[index])] : []), make("span", { class: "class-name", dir: "auto" }, row.name))));
+    }, ...keyOf(row), make("span", { class: "class-name", dir: "auto" }, row.name))));
     this.accept.disabled = review.view === "queue" ? !review.guessOf(sample) : !sample.suggested;
   }
 }

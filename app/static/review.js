@@ -1,5 +1,6 @@
 // The Review tab: the queue and the labelled samples as a grid, each with the learner's guess; import and export.
-import { KEYS, act, get, isForTab, isShown, make, percent, tell } from "./common.js";
+import { act, classOfKey, get, isForTab, isShown, keyOf, make, percent, tell } from "./common.js";
+import { historyButton } from "./history.js";
 import { LargePicture } from "./large_picture.js";
 import { Transfer } from "./transfer.js";
 
@@ -71,7 +72,7 @@ class Review {
       make("div", { class: "edge-row review-top" }, make("div", { class: "edge-row", role: "group", "aria-label": "which samples" }, ...this.views.values()), this.filters),
       this.transfer.element,
       make("div", { class: "review-bar", role: "region", "aria-label": "what to do with them" },
-        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, this.undo, this.redo)),
+        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, this.undo, this.redo, historyButton((text, wrong) => this.say(text, wrong)))),
         make("div", { class: "edge-row review-labels" }, this.classes, this.newClass),
         this.message, this.transfer.progress),
       this.grid, this.empty,
@@ -304,13 +305,13 @@ class Review {
   showClasses(now) {
     if (this.seenClasses === now.classes) return;
     this.seenClasses = now.classes;
-    const text = JSON.stringify(now.classes.map((row) => [row.id, row.name, row.colour]));
+    const text = JSON.stringify(now.classes.map((row) => [row.id, row.name, row.colour, row.key]));
     if (this.shownClasses === text) return;
     this.shownClasses = text;
-    this.classes.replaceChildren(...now.classes.map((row, index) => make("button", {
+    this.classes.replaceChildren(...now.classes.map((row) => make("button", {
       class: "class-button review-class-button", type: "button", "data-class": row.id, style: `--class-colour: ${row.colour}`, title: `label the selected samples as ${row.name}`,
       onclick: () => this.label(row.id),
-    }, ...(index < KEYS.length ? [make("kbd", {}, KEYS[index])] : []), make("span", { class: "class-name", dir: "auto" }, row.name))));
+    }, ...keyOf(row), make("span", { class: "class-name", dir: "auto" }, row.name))));
     this.names.replaceChildren(...now.classes.map((row) => make("option", { value: row.name })));
     this.showFilters([...this.chosenSource.options].slice(1).map((option) => option.value));
     this.showGrid();
@@ -378,7 +379,7 @@ class Review {
   keyDown(event) {
     if (event.repeat && !event.key.startsWith("Arrow")) return;
     if (this.large.isOpen ? !this.large.hears(event) : !isForTab(event, this.place)) return;
-    const row = KEYS.includes(event.key) ? this.now?.classes[KEYS.indexOf(event.key)] : null;
+    const row = classOfKey(this.now, event.key);
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.columns, ArrowUp: -this.columns }[event.key];
     const onPicture = this.large.isOpen || event.target === document.body || event.target.classList.contains("review-face");
     const moves = onPicture || event.target.classList.contains("review-box") || event.target.role === "tab"; // the tab was just clicked

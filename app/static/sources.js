@@ -139,7 +139,7 @@ export class Sources {
 
   /** The choices are in the picture's place while there is nothing else to show. */
   show(now, screen, pile) {
-    const demonstration = now.room !== "own", camera = this.teach.camera;
+    const demonstration = now.demonstration, camera = this.teach.camera;
     const empty = !pile && !camera.running && now.source.phase === "closed" && !now.source.message && !demonstration;
     const home = empty ? screen : this.place;
     if (this.choices.parentElement !== home) home.append(this.choices);

@@ -1,15 +1,16 @@
 // The Teach tab: the picture with the answer on it, a card and a key for every class, and what to do next.
-import { KEYS, PAGE, act, counted, get, isForTab, isShown, make, percent, state, tell } from "./common.js";
+import { PAGE, act, classOfKey, counted, get, isForTab, isShown, make, percent, state, tell } from "./common.js";
 import { BrowserCamera, chosen } from "./camera.js";
 import { Cards, NONE_OF_THESE } from "./cards.js";
 import { Pile, bring, bringFiles } from "./pictures.js";
+import { historyButton } from "./history.js";
 import { RegionFrame } from "./region.js";
 import { Sources } from "./sources.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
 const BURST_MS = 100; // between two of them
 const KEY_HELP = [
-  ["1 … 9, 0", "label the picture as that class"],
+  ["1 … 9, 0", "label the picture as that class; on Classes you choose other keys and the order"],
   ["n", "a new class: type its name, Enter"],
   ["x", "none of these: it shall be unknown"],
   ["Space", "hold the picture still; again: let it go without a label"],
@@ -94,6 +95,7 @@ class Teach {
       make("div", { class: "edge-row", role: "group", "aria-label": "back and forth" },
         tool("undo", "Undo", "u", () => this.perform({ do: "undo" }), "undo the last action"),
         tool("redo", "Redo", "r", () => this.perform({ do: "redo" }), "redo it"),
+        historyButton((text, bad) => this.say(text, bad)),
         tool("keys", "Keys", "?", () => this.help.showModal(), "show the keys", "keys-only")));
   }
 
@@ -216,7 +218,7 @@ class Teach {
     let parts = [now.verdict.advice];
     if (this.choosing) parts = ["Choose where the pictures come from."];
     else if (!now.classes.length) {
-      const shown = now.room === "own" ? "Show something to the camera" : "Wait for a part";
+      const shown = now.demonstration ? "Wait for a part" : "Show something to the camera";
       parts = [shown, make("span", { class: "keys-only" }, ", press ", make("kbd", {}, "n")), ", and give it a name."];
     }
     else if (now.progress !== null && now.classes.length > 1) parts = [`Getting better … ${percent(now.progress)} `, make("progress", { max: 1, value: now.progress, "aria-label": "rehearsal" })];
@@ -384,17 +386,17 @@ class Teach {
 
   keyDown(event) {
     if (!isForTab(event, this.place)) return;
-    const index = KEYS.indexOf(event.key);
+    const known = classOfKey(this.now, event.key), digit = /^\d$/.test(event.key);
     const actions = {
       n: () => this.openNewClass(), " ": () => this.toggleHold(), b: () => this.beginBurst(), x: () => this.labelNone(),
       u: () => this.perform({ do: "undo" }), r: () => this.perform({ do: "redo" }), "?": () => this.help.showModal(),
     };
     if (event.key === " " && event.target.closest?.("button, summary, a, input")) return; // Space presses the focused control
-    if (index < 0 && !actions[event.key]) return;
+    if (!known && !digit && !actions[event.key]) return;
     event.preventDefault();
     if (event.repeat) return;
-    if (index < 0) actions[event.key]();
-    else if (this.now?.classes[index]) this.label(this.now.classes[index].id);
+    if (known) this.label(known.id);
+    else if (!digit) actions[event.key]();
     else this.say(`there is no class ${event.key} yet: press n to make one`, true);
   }
 

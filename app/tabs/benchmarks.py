@@ -12,6 +12,7 @@ from app.bench_runs import KINDS, MOST_SEEDS, BenchRuns, Request, RunView
 from app.charts import Series, empty, line_chart
 from app.palette import COLOURS
 from app.studio import Studio
+from app.tabs import data_fetch
 from app.tabs.parts import QUIET, saying_errors, tick_while_shown
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.report import NOTHING, Group, group
@@ -159,8 +160,12 @@ def dataset_note(runs: BenchRuns, dataset: str) -> str:
 class Actions:
     """What the tab's controls do; most return what the lists and the curves then show."""
 
-    def __init__(self, runs: BenchRuns) -> None:
-        self._runs = runs
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+
+    @property
+    def _runs(self) -> BenchRuns:
+        return self._studio.runs  # of the workspace that is open now
 
     @saying_errors
     def show(self, names: list[str] | None, was: str, choose: str | None = None) -> list[Any]:
@@ -217,12 +222,15 @@ class Actions:
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
-    actions = Actions(studio.runs)
+    actions = Actions(studio)
     plain: dict[str, Any] = {"padding": False, "apply_default_css": False}
     gr.HTML(f'<p class="benchmarks-introduction">{INTRODUCTION}</p>', **plain)
     with gr.Row():
         form = _form()
+    dataset, *_ = form
+    timer = gr.Timer(TICK_SECONDS, active=False)
     note = gr.HTML(dataset_note(studio.runs, Request().dataset), elem_id="benchmarks-note", **plain)
+    data_fetch.build(studio.data, tab, dataset, timer, note, lambda name: dataset_note(studio.runs, name))
     with gr.Row():
         start_button = gr.Button(
             "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
@@ -245,14 +253,11 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     curves = gr.HTML("", elem_id="benchmarks-curves", **plain)
     results = gr.HTML("", elem_id="benchmarks-results", **plain)
     seen = gr.State("")
-    timer = gr.Timer(TICK_SECONDS, active=False)
     outputs = [listing, curves, results, chosen, plotted, seen]
 
     tick_while_shown(tab, timer)
     for event in (timer.tick, tab.select, plotted.change):
         event(actions.show, [plotted, seen], outputs, **QUIET)
-    dataset, *_ = form
-    dataset.change(saying_errors(lambda name: dataset_note(studio.runs, name)), dataset, note, **QUIET)
     start_button.click(actions.start, [*form, plotted], outputs, **QUIET)
     cancel_button.click(actions.cancel, [chosen, plotted], outputs, **QUIET)
     continue_button.click(actions.resume, [chosen, plotted], outputs, **QUIET)

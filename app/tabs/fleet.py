@@ -59,12 +59,14 @@ def trial_html(trial: Staged | None) -> str:
 
 def build(studio: Studio, tab: gr.Tab) -> None:
     """The table, and for a staged roll-out its two ends."""
-    layout = studio.workspace.layout
-    exports: Path = layout.exports
+
+    def exports() -> Path:
+        return studio.own.workspace.layout.exports
 
     def facts() -> tuple[list[Device], Staged | None, int]:
         # The time too: how long ago something was grows by itself.
-        return devices(layout.devices), staged(exports), int(time.time() / REFRESH_SECONDS)
+        known = devices(studio.own.workspace.layout.devices)
+        return known, staged(exports()), int(time.time() / REFRESH_SECONDS)
 
     shown = Shown(facts, lambda now: (trial_html(now[1]), devices_html(now[0], now[1], time.time())))
     sentence = gr.HTML("", elem_id="models-trial", **PLAIN)
@@ -75,12 +77,12 @@ def build(studio: Studio, tab: gr.Tab) -> None:
 
     @saying_errors
     def release_all() -> Any:
-        gr.Info(f"Version {release(exports).version} is current for all devices.")
+        gr.Info(f"Version {release(exports()).version} is current for all devices.")
         return list(shown.now()[1])
 
     @saying_errors
     def roll_back_all() -> Any:
-        gr.Info(f"Version {rollback(exports).version} is current for all devices.")
+        gr.Info(f"Version {rollback(exports()).version} is current for all devices.")
         return list(shown.now()[1])
 
     shown.keep_fresh(tab, [sentence, listing], REFRESH_SECONDS)

@@ -95,6 +95,10 @@ def _files(models: Models, version: Version) -> str:
         lines.append(f"<li>no {VARIANT_NAMES.get(variant, escape(variant))}: {escape(reason)}</li>")
     address = f"/edge/model/{version.number}/{MANIFEST}"
     lines.append(f'<li><a href="{address}" download>manifest</a> with names, sizes and checksums</li>')
+    lines.append(
+        f'<li><a class="models-bundle" href="/edge/device/{version.number}.zip" download>everything for my device'
+        f'<span class="models-hidden">, version {version.number}</span></a>: model, runtime and commands in a zip</li>'
+    )
     return f"<ul>{''.join(lines)}</ul>"
 
 
@@ -150,9 +154,8 @@ def commands_html(workspace: Path) -> str:
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
-    models = studio.models
     button: dict[str, Any] = {"min_width": 200, "scale": 0}
-    listing = gr.HTML(versions_html(models, []), elem_id="models-versions", **PLAIN)
+    listing = gr.HTML(versions_html(studio.models, []), elem_id="models-versions", **PLAIN)
     with gr.Row(elem_classes="models-actions"):
         publish_button = gr.Button("Publish now", variant="primary", elem_id="models-publish", **button)
         anyway_button = gr.Button(
@@ -188,21 +191,22 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
         fleet.build(studio, tab)
     with gr.Accordion("On a device", open=False, elem_id="models-device"):
-        gr.HTML(commands_html(studio.workspace.path), js_on_load=COPIES, **PLAIN)
+        # Asked for when a page is loaded: another workspace may be open by then.
+        gr.HTML(lambda: commands_html(studio.own.workspace.path), js_on_load=COPIES, **PLAIN)
     seen = gr.State("")  # the versions that the two lists offer
     timer = gr.Timer(TICK_SECONDS, active=False)
     outputs = [listing, status, anyway_button, periodic, target, tried, seen]
 
     def show(was: str) -> list[Any]:
-        versions, publisher, settings = models.versions(), studio.publisher, studio.workspace.settings
+        versions, publisher, settings = studio.models.versions(), studio.publisher, studio.workspace.settings
         sentence = periodic_text(
             settings.publish_steps, settings.publish_seconds, publisher.status() if publisher else None
         )
         now = ",".join(f"{each.number}{'*' if each.current else ''}" for each in versions)
         return [
-            versions_html(models, versions),
-            publication_html(models.publication),
-            gr.update(visible=models.publication.phase == "refused"),
+            versions_html(studio.models, versions),
+            publication_html(studio.models.publication),
+            gr.update(visible=studio.models.publication.phase == "refused"),
             f"<p>{escape(sentence)}</p>",
             # Only when something has changed: a list that somebody has opened must not close under their hands.
             *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
@@ -210,33 +214,33 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         ]
 
     def open_tab() -> list[Any]:
-        models.measure([each.number for each in models.versions() if each.current])
+        studio.models.measure([each.number for each in studio.models.versions() if each.current])
         return show("")
 
     def publish(with_int8: bool, was: str) -> list[Any]:
-        models.publish(with_int8)
+        studio.models.publish(with_int8)
         return show(was)
 
     def publish_anyway(with_int8: bool, was: str) -> list[Any]:
-        models.publish(with_int8, force=True)
+        studio.models.publish(with_int8, force=True)
         return show(was)
 
     def measure(was: str) -> list[Any]:
-        numbers = [each.number for each in models.versions()]
+        numbers = [each.number for each in studio.models.versions()]
         if not numbers:
             raise UserError("there is no version to measure yet: publish one first")
-        models.measure(numbers)
+        studio.models.measure(numbers)
         plural = "s" if len(numbers) > 1 else ""
         gr.Info(f"Measuring {len(numbers)} version{plural}; the times appear in the list.")
         return show(was)
 
     def ask(version: int | None) -> list[Any]:
-        return [gr.Row(visible=True), f"<p>{escape(roll_question(models.versions(), version))}</p>"]
+        return [gr.Row(visible=True), f"<p>{escape(roll_question(studio.models.versions(), version))}</p>"]
 
     def roll(version: int | None, was: str) -> list[Any]:
         if version is None:
             raise UserError("choose a version first")
-        models.roll_to(int(version))
+        studio.models.roll_to(int(version))
         return [gr.Row(visible=False), *show(was)]
 
     tick_while_shown(tab, timer)

@@ -13,13 +13,14 @@ from app.tabs.parts import PLAIN, QUIET, saying_errors, whole
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes
 from edge_hpcr.learner import backbones, methods
-from edge_hpcr.workspace.settings import Description, Settings
+from edge_hpcr.workspace.settings import AUTO, Description, Settings
 
-# Each of these has its own place: the source on Teach, the memory on Memory, publishing on Models.
+# Each of these has its own place: the source on Teach, the order on Classes, the memory on Memory, publishing on Models.
 ELSEWHERE = frozenset(
     {
         *("source", "source_labels", "memory_bytes", "codec"),
         *("publish_steps", "publish_seconds", "publish_most_drop", "publish_keep", "publish_int8"),
+        *("class_order", "class_keys"),
         "publish_key",  # a file of secrets: on the command line only
     }
 )
@@ -291,7 +292,7 @@ def _field(studio: Studio, each: Description) -> gr.components.Component:
         "interactive": not fixed,
         "elem_id": f"settings-{each.name.replace('_', '-')}",
     }
-    names = {"method": methods.live_names, "backbone": backbones.names}
+    names = {"method": lambda: [AUTO, *methods.live_names()], "backbone": backbones.names}
     choices = names[each.name]() if each.name in names else each.choices
     if isinstance(each.default, bool):
         return gr.Checkbox(min_width=240, **common)

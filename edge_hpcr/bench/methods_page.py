@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
-from edge_hpcr.bench.report import NOTHING, Estimate, Group, markdown
+from edge_hpcr.bench.report import NOTHING, Estimate, Group, markdown, ranges
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.learner import methods
+from edge_hpcr.learner.config import LearnerConfig
 from edge_hpcr.learner.methods import Method
 
 EXPLANATION = """\
@@ -19,7 +21,8 @@ replayed samples a step. The verdicts:
 - *runs*: the method passes its tests (its loss or rule against a slow loop written from the formula, and the contract that
   all methods must pass), but no run of ours has the paper's setting yet.
 
-With one seed a verdict is worth what one seed is worth. Computation (C_D) is the number of floating-point operations per
+With one seed a verdict is worth what one seed is worth. Runs in float32 and in bfloat16 count together: a seed's number is
+the mean of its runs, and the table says which seeds ran how. Computation (C_D) is the number of floating-point operations per
 sample of the stream relative to ER's, and the processor time in the same way, measured in turns in one process. Data is what
 is kept of a sample relative to its image, in numbers, as the paper counts; model is all weights relative to ER's, and of its
 own what a method keeps beside memory and network."""
@@ -44,7 +47,7 @@ def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> 
         EXPLANATION,
         "## Verdicts",
         markdown(
-            ["method", "dataset", "memory", "n", "A_T", "paper's A_T", "verdict"],
+            ["method", "dataset", "memory", "n", "seeds", "A_T", "paper's A_T", "verdict"],
             [row for kind in kinds for row in _verdict_rows(kind, comparable)],
         ),
         "## On a part of the data",
@@ -62,28 +65,30 @@ def page(groups: Sequence[Group], cost: dict[str, Any] | None, command: str) -> 
 
 
 def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[str]]:
-    own = [one for one in comparable if one.method == kind.name]
+    together: dict[tuple[str, str, str], list[Group]] = {}
+    for one in comparable:
+        if one.method == kind.name:
+            together.setdefault((_title(one, one.differing), one.dataset, one.memory), []).append(one)
     rows = []
-    for one in own:
-        ours, papers = one.estimate("A_T"), one.paper("A_T")
+    for names, alike in together.items():
+        by_seed: dict[int, list[float]] = {}
+        for result in (result for one in alike for result in one.results):
+            by_seed.setdefault(result["seed"], []).append(result["A_T"])
+        ours, papers = Estimate.of([fmean(runs) for runs in by_seed.values()]), alike[0].paper("A_T")
         known = verdict(ours, papers, kind.known_difference)
-        rows.append(
-            [
-                _title(one),
-                one.dataset,
-                one.memory,
-                str(len(one.results)),
-                ours.text,
-                papers.text,
-                known,
-            ]
-        )
-    return rows or [[kind.name, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "runs"]]
+        rows.append([*names, str(len(by_seed)), _seeds(alike), ours.text, papers.text, known])
+    return rows or [[kind.name, *[NOTHING] * 6, "runs"]]
 
 
-def _title(one: Group) -> str:
-    """With every setting but those that decide the cost alone."""
-    settings = {key: value for key, value in one.deviations.items() if key not in ("device", "threads")}
+def _seeds(alike: Sequence[Group]) -> str:
+    """Which seeds ran in which precision."""
+    found: dict[str, set[int]] = {}
+    for one in alike:
+        found.setdefault(one.deviations.get("compute", LearnerConfig.compute), set()).update(one.seeds)
+    return "; ".join(f"{ranges(sorted(seeds))} in {precision}" for precision, seeds in sorted(found.items()))
+
+
+def _title(one: Group, settings: dict[str, Any]) -> str:
     notes = ", ".join(f"{key}={value}" for key, value in settings.items())
     return f"{one.method} ({notes})" if notes else one.method
 
@@ -98,11 +103,13 @@ def _is_variant(one: Group) -> bool:
 
 
 def _plain_rows(groups: Sequence[Group], wanted: Callable[[Group], bool]) -> list[list[str]]:
-    return [
-        [_title(one), one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
-        for one in groups
-        if wanted(one)
-    ]
+    rows = []
+    for one in filter(wanted, groups):
+        told = {key: value for key, value in one.deviations.items() if key not in ("device", "threads")}
+        rows.append(
+            [_title(one, told), one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
+        )
+    return rows
 
 
 def _measured_where(cost: dict[str, Any] | None) -> str:

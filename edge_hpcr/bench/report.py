@@ -148,7 +148,7 @@ class Group:
         return deviations(self.results[0])
 
     @property
-    def _differing(self) -> dict[str, Any]:
+    def differing(self) -> dict[str, Any]:
         """The deviations that forbid a comparison with the paper's value."""
         return {key: value for key, value in self.deviations.items() if key not in _NOT_THE_PAPERS_CONCERN}
 
@@ -160,7 +160,7 @@ class Group:
     @property
     def title(self) -> str:
         settings = self.deviations
-        if self._differing == presets.OCM_SETTING:
+        if self.differing == presets.OCM_SETTING:
             settings = {"OCM setting": True} | {
                 key: settings[key] for key in settings if key not in presets.OCM_SETTING
             }
@@ -199,9 +199,9 @@ class Group:
         if self.has_budget and (memory["samples"] is None or memory["codec"] != "raw"):
             return Estimate()
         buffer = memory["samples"] if self.has_budget else None
-        if not self._differing:
+        if not self.differing:
             return paper_value(self.method, self.dataset, buffer, metric)
-        if self._differing == presets.OCM_SETTING:
+        if self.differing == presets.OCM_SETTING:
             return paper_value(self.method, self.dataset, buffer, metric, "ocm")
         return Estimate()
 
@@ -290,7 +290,7 @@ def machine(result: dict[str, Any]) -> str:
 
 
 def _accuracy_row(one: Group, beside_paper: bool) -> dict[str, str]:
-    row = {"method": one.title, "memory": one.memory, "n": str(len(one.results)), "seeds": _ranges(one.seeds)}
+    row = {"method": one.title, "memory": one.memory, "n": str(len(one.results)), "seeds": ranges(one.seeds)}
     for metric in _METRICS:
         ours, papers = one.estimate(metric), one.paper(metric)
         row[metric] = ours.text
@@ -347,9 +347,9 @@ def _exact_bytes(size: int) -> str:
     return short if parse_bytes(short) == size else f"{size:,} B"
 
 
-def _ranges(seeds: Sequence[int]) -> str:
+def ranges(seeds: Sequence[int]) -> str:
     """
-    >>> _ranges([0, 1, 2, 5])
+    >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
     runs: list[list[int]] = []

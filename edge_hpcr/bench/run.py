@@ -264,19 +264,20 @@ class Run:
         return f", A_{len(rows)} {metrics.final_accuracy(rows):.1%}" if rows else ""
 
     def _evaluate(self) -> None:
-        """Accuracy on every task so far, over the classes seen so far, with the live and the averaged weights."""
+        """Accuracy on every task so far, over the classes seen so far, with the method's own weights and the averaged ones."""
         begun = time.perf_counter()
         tasks = self.stream.tasks[: self.progress.task + 1]
         indices = np.concatenate([task.test for task in tasks])
         ends = np.cumsum([len(task.test) for task in tasks])[:-1]
         labels = self.stream.test_labels[indices]
-        correct = self._answers(indices) == labels
+        own = self.learner.method.predicts_averaged and self.learner.average is not None
+        correct = self._answers(indices, averaged=own) == labels
         self.progress.accuracy.append([float(part.mean()) for part in np.split(correct, ends)])
         self.progress.class_accuracy.append(
             {str(c): float(correct[labels == c].mean()) for task in tasks for c in task.classes}
         )
         if self.learner.average is not None:
-            averaged = self._answers(indices, averaged=True) == labels
+            averaged = correct if own else self._answers(indices, averaged=True) == labels
             self.progress.ema_accuracy.append([float(part.mean()) for part in np.split(averaged, ends)])
         self.progress.eval_seconds += time.perf_counter() - begun
 

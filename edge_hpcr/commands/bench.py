@@ -48,10 +48,11 @@ from edge_hpcr.commands.cli import (
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import backbones, methods
+from edge_hpcr.learner.augment import strength
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
+from edge_hpcr.learner.memory_config import AUTO, MemoryConfig
 from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
-from edge_hpcr.learner.memory_config import MemoryConfig
 from edge_hpcr.learner.precision import resolve_precision
 
 EXAMPLES = """
@@ -67,7 +68,19 @@ A run that was stopped (Ctrl-C, a power cut) continues when the same command is 
 DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 _LEARNER_OPTIONS = (
-    *("views", "stored_views", "replay", "nf", "tau", "optimiser", "lr", "proxy_lr", "imprint"),
+    *(
+        "views",
+        "plain",
+        "augment",
+        "stored_views",
+        "replay",
+        "nf",
+        "tau",
+        "optimiser",
+        "lr",
+        "proxy_lr",
+        "imprint",
+    ),
     *("batch_norm", "ema_decay", "lr_decay"),
 )
 
@@ -84,10 +97,17 @@ def _settings_help() -> str:
 def bench(
     context: Context,
     preset: Annotated[
-        str | None, Option(metavar="NAME", help=f"settings of the paper, e.g. {next(iter(presets.PRESETS))}")
+        str | None,
+        Option(
+            metavar="NAME",
+            help="of the paper, e.g. paper/cifar10-200, or our method in the same bytes, e.g. edge/cifar10-200",
+        ),
     ] = None,
     dataset: Annotated[str | None, Option(metavar="NAME", help=", ".join(data.DATASETS))] = None,
-    method: Annotated[str, Option(metavar="NAME", help=", ".join(methods.names()))] = "hpcr",
+    method: Annotated[
+        str | None,
+        Option(metavar="NAME", help=", ".join(methods.names()), show_default="hpcr, or the preset's"),
+    ] = None,
     backbone: Annotated[
         str, Option(metavar="NAME", help=f"{', '.join(backbones.names())}, or timm:NAME with --weights")
     ] = LearnerConfig.backbone,
@@ -124,11 +144,13 @@ def bench(
     codec: Annotated[
         str | None,
         Option(
-            help="how samples are kept: raw, webp, jpeg, png, or latent with a pre-trained backbone",
-            show_default="raw or latent",
+            help="how samples are kept: raw, webp, jpeg, png; auto: what suits budget and image size; or latent with a pre-trained backbone",
+            show_default="the method's, or latent",
         ),
     ] = None,
-    quality: Annotated[int, Option(help="of webp and jpeg")] = MemoryConfig.quality,
+    quality: Annotated[
+        int | None, Option(help="of webp and jpeg", show_default=str(MemoryConfig.quality))
+    ] = None,
     seeds: Annotated[int | None, Option(min=1, metavar="N", help="run seeds 0 to N-1")] = None,
     seed: Annotated[
         int | None, Option(min=0, max=2**32 - 1, metavar="K", help="run one seed", show_default="0")
@@ -213,9 +235,10 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if setting and dataset != setting.dataset:
         raise UserError(f"--dataset {dataset} contradicts --preset {arguments.preset}: leave one of them out")
     data.registry.info(dataset)
-    kind = methods.method_class(arguments.method)
+    method = arguments.method or (setting.method if setting else presets.Setting.method)
+    kind = methods.method_class(method)
     method_fields = kind.options()
-    method_options = papers_options(dataset, arguments.method, arguments.backbone)
+    method_options = papers_options(dataset, method, arguments.backbone)
     learner_options: dict[str, Any] = dict(setting.learner_options) if setting else {}
     if arguments.image_size is not None:
         learner_options |= {"height": arguments.image_size, "width": arguments.image_size}
@@ -226,32 +249,40 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if precision == "auto":
         precision = resolve_precision(precision, resolve_device(arguments.device))
     learner_options["compute"] = precision
-    usual_codec = LATENT if backbones.backbone_class(arguments.backbone).has_trunk else "raw"
-    memory_options: dict[str, Any] = {
-        "codec": arguments.codec or usual_codec,
-        "quality": arguments.quality,
-    }
+    has_trunk = backbones.backbone_class(arguments.backbone).has_trunk
+    memory_options: dict[str, Any] = (
+        {"codec": LATENT} if has_trunk else {"codec": "raw", **kind.recommended_memory}
+    )
+    if arguments.codec is not None:
+        memory_options["codec"] = arguments.codec
+    if arguments.quality is not None:
+        memory_options["quality"] = arguments.quality
+        if memory_options["codec"] == AUTO:
+            memory_options["codec"] = "webp"
     for key, value in map(parse_setting, arguments.settings or []):
         if key in method_fields:
             method_options[key] = value
         elif key in _LEARNER_OPTIONS:
-            learner_options[key] = value
+            learner_options[key] = strength(value) if key == "augment" else value
         elif key in MEMORY_OPTIONS:
             memory_options[key] = value
         else:
             known = sorted({*method_fields, *_LEARNER_OPTIONS, *MEMORY_OPTIONS})
-            raise UserError(f"--set {key}: {arguments.method} has no such setting; it has {', '.join(known)}")
+            raise UserError(f"--set {key}: {method} has no such setting; it has {', '.join(known)}")
     for options, config in (
         (method_options, kind.Config),
         (learner_options, LearnerConfig),
         (memory_options, MemoryConfig),
     ):
         _check_types(options, config)
+    size: dict[str, Any]
     if arguments.budget is not None:
-        memory = MemoryConfig(bytes=parse_bytes(arguments.budget), **memory_options)
+        size = {"bytes": parse_bytes(arguments.budget)}
+    elif arguments.buffer is None and setting and setting.budget is not None:
+        size = {"bytes": setting.budget}
     else:
-        buffer = arguments.buffer or (setting.buffer if setting else DEFAULT_BUFFER)
-        memory = MemoryConfig(samples=buffer, **memory_options)
+        size = {"samples": arguments.buffer or (setting.buffer if setting else None) or DEFAULT_BUFFER}
+    memory = MemoryConfig(**size, **memory_options)
     labels = [text.replace("/", "_") for text in sorted(arguments.settings or [])]
     if arguments.image_size is not None:
         labels.insert(0, f"{arguments.image_size}px")
@@ -264,7 +295,7 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     return [
         make_config(
             dataset,
-            arguments.method,
+            method,
             seed,
             memory,
             arguments.tasks,

@@ -13,7 +13,7 @@ from edge_hpcr.bench import pictures as sources
 from edge_hpcr.bench import teach_report
 from edge_hpcr.bench.pictures import Pictures
 from edge_hpcr.bench.run import finished_result
-from edge_hpcr.bench.teach import CONTESTANTS, ORDERS, TeachConfig, label_counts, run
+from edge_hpcr.bench.teach import CONTESTANTS, FROM_SCRATCH, ORDERS, TeachConfig, label_counts, run
 from edge_hpcr.commands.cli import (
     DatasetRoot,
     Device,
@@ -188,9 +188,12 @@ def _possible(wanted: list[int], pictures: Pictures) -> tuple[int, ...]:
 
 def _learner(contestant: str, settings: Settings) -> LearnerConfig:
     """The learner of a new workspace, with a rival's method, or as the paper has it."""
-    if contestant == "scratch":
+    if contestant in FROM_SCRATCH:
         settings = settings.replace(
-            backbone=LearnerConfig.backbone, weights="", image_size=LearnerConfig.height
+            backbone=LearnerConfig.backbone,
+            weights="",
+            image_size=LearnerConfig.height,
+            method=FROM_SCRATCH[contestant],
         )
     elif contestant != "ours":
         # The last features alone, as they are published: a rival on our latents would be another product of ours.

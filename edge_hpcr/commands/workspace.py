@@ -22,6 +22,7 @@ from edge_hpcr.common.text import many
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.status import FIELDS, describe, gather
 from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.history import taken_back_text
 from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.label_queue import rank
 from edge_hpcr.workspace.records import ClassRow, Event, SampleRow, clean_name, folded
@@ -73,9 +74,9 @@ last import back.
 """
 UNDO_EXAMPLES = """
 examples:
-  python -m edge_hpcr undo parts            takes back the last label, or change of a class
+  python -m edge_hpcr undo parts            takes back the last label, change of a class, or import
   python -m edge_hpcr redo parts            does again what was undone last
-  python -m edge_hpcr undo parts --import   takes back a whole import, the last one; `undo parts` brings it back again
+  python -m edge_hpcr undo parts --import   takes back the last import, and leaves what was done since; `undo parts` brings it back
 """
 VERIFY_EXAMPLES = """
 examples:
@@ -557,38 +558,8 @@ def redo(workspace: W) -> None:
 
 def _move(path: Path, done: str, move: Callable[[Journal], Event]) -> None:
     with _open(path) as workspace:
-        journal = workspace.journal
-        before = {row.id: row for row in journal.classes()}
-        event = move(journal)
-        after = {row.id: row for row in journal.classes()}
-        (action,) = journal.events_after((event.of or 0) - 1, limit=1)
-    text = f"{done}: {_action(action, event, before, after)}"
+        event = move(workspace.journal)
+        text = f"{done}: {taken_back_text(workspace.journal, event)}"
     if event.lost:
         text += f"; {_count(event.lost, 'sample')} could not come back, as the image is gone"
     print(text)
-
-
-def _action(action: Event, event: Event, before: dict[int, ClassRow], after: dict[int, ClassRow]) -> str:
-    """What an undo or redo was about, in words; its classes are live before it, after it, or both."""
-    rows = before | after
-    touched = [move.now if move.now is not None else move.was for move in action.moves]
-    names = ", ".join(sorted({rows[i].name for i in touched if i in rows})) or "a class"
-    old_facts, new_facts = (
-        {(i, row.name, row.colour) for i, row in rows.items()} for rows in (before, after)
-    )
-    changed = [i for i, *_ in old_facts ^ new_facts]
-    name = rows[changed[0]].name if changed else "a class"
-    old = before[changed[0]].name if changed and changed[0] in before else name
-    samples = _count(action.moves, "sample")
-    return {
-        "label": f"the label {names} of {samples}",
-        "correct": f"the correction of {samples} to {names}",
-        "dismiss": "dismissing samples from the queue",
-        "delete": f"the deletion of {samples}",
-        "create_class": f"making the class {name}",
-        "rename_class": f"a renaming: {old} is {name} now",
-        "recolour_class": f"the colour of {name}",
-        "merge_classes": f"a merge of {name}, with {_count(action.moves, 'label')}",
-        "delete_class": f"the deletion of the class {name}, with {_count(action.moves, 'label')}",
-        "undo_import": f"taking back an import of {samples}",
-    }.get(action.kind, action.kind)

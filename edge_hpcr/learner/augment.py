@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner.transfers import send
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -52,6 +52,14 @@ class AugmentConfig:
 
 
 PAPER = AugmentConfig()
+# Most of the image, or its mirror image; colours as they are.
+LIGHT = AugmentConfig(scale=(0.7, 1.0), ratio=(0.9, 1.1), jitter=0.0, grey=0.0)
+STRENGTHS = {"paper": PAPER, "light": LIGHT}
+
+
+def strength(name: str) -> AugmentConfig:
+    one_of("augment", name, STRENGTHS)
+    return STRENGTHS[name]
 
 
 @dataclass(frozen=True)

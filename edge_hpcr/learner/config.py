@@ -31,6 +31,7 @@ class LearnerConfig:
     memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     views: bool = True  # every image beside one augmented view of itself
+    plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
     stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
     replay: int = 10  # samples from memory in a step
     nf: int = 20
@@ -48,9 +49,14 @@ class LearnerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", self.memory.resolved(self.height, self.width))
         one_of("batch_norm", self.batch_norm, ("separate", "joint"))
         one_of("optimiser", self.optimiser, KINDS)
         one_of("precision", self.compute, PRECISIONS)
+        if not (self.plain or self.views):
+            raise UserError(
+                "plain and views are both off: a step needs the image, an augmented view of it, or both"
+            )
         for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
@@ -64,18 +70,20 @@ class LearnerConfig:
 
     @classmethod
     def recommended(cls, backbone: str, **changes: Any) -> LearnerConfig:
-        """The configuration that suits a backbone, with some changes; `memory` keeps what its trainable part sees."""
+        """What suits a backbone and a method, with some changes; `memory` keeps what the backbone's trainable part sees."""
         kind = backbone_class(backbone)
+        method = methods.method_class(changes.get("method", cls.method))
         fields: dict[str, Any] = {
             "backbone": backbone,
             "height": kind.default_size,
             "width": kind.default_size,
         }
-        fields |= {**kind.recommended, **changes}
+        fields |= {**({} if kind.has_trunk else method.recommended), **kind.recommended, **changes}
         if "method_options" not in changes:  # those of hpcr say nothing to another method
-            own = methods.method_class(fields.get("method", cls.method)).options()
             chosen = fields.get("method_options", {})
-            fields["method_options"] = {name: value for name, value in chosen.items() if name in own}
+            fields["method_options"] = {
+                name: value for name, value in chosen.items() if name in method.options()
+            }
         return cls(**fields)
 
     @classmethod

@@ -1,7 +1,5 @@
 """Which of the held samples a step replays: at random, class by class, or those that were replayed least."""
 
-from typing import Any
-
 import numpy as np
 
 DRAWS = ("random", "deck", "least_used")
@@ -18,16 +16,16 @@ class Deck:
 
     def choose(self, labels: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
         """`min(size, len(labels))` distinct slots."""
-        order = rng.permutation(len(labels))
-        shuffled = order[np.argsort(labels[order], kind="stable")]
-        classes, starts = np.unique(labels[shuffled], return_index=True)
-        members = dict(zip(classes.tolist(), map(list, np.split(shuffled, starts[1:])), strict=True))
-        chosen: list[Any] = []
+        members: dict[int, list[int]] = {}  # slots not chosen yet, of classes whose card was drawn
+        chosen: list[int] = []
         while len(chosen) < min(size, len(labels)):
             if not self.cards:
-                self.cards = rng.permutation([each for each, left in members.items() if left]).tolist()
+                classes = np.flatnonzero(np.bincount(labels)).tolist()
+                self.cards = rng.permutation([each for each in classes if members.get(each) != []]).tolist()
             card = self.cards.pop()
-            if members.get(card):  # the class may have lost its samples since the deck was shuffled
+            if card not in members:
+                members[card] = rng.permutation(np.flatnonzero(labels == card)).tolist()
+            if members[card]:  # the class may have lost its samples since the deck was shuffled
                 chosen.append(members[card].pop())
         return np.array(chosen, np.int64)
 

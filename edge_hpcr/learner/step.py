@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
+from edge_hpcr.learner.augment import augment
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods import Batch, Records
 from edge_hpcr.learner.network import Network
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
     from edge_hpcr.learner.learner import Learner
 
 
+FEW_SAMPLES = (
+    10  # in a step; fewer are shown as in the paper: each image, and a view that differs much from it
+)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the host knows of a step on the device, read before anything is changed by it."""
 
     loss: float
     correct: int
-    logits: np.ndarray  # of the incoming samples themselves
+    logits: np.ndarray  # of the incoming samples themselves, or of the views that stood in for them
     features: np.ndarray  # likewise: of length one, as the memory keeps them; empty if it keeps none
 
 
@@ -41,12 +47,16 @@ def forward(
     replay: Replay,
     ids: np.ndarray | None = None,
 ) -> Batch:
-    """The incoming and the replayed group through the network, each followed by its augmented views."""
+    """The incoming and the replayed group through the network, each followed by its augmented views, or these alone."""
     config, network, device = learner.config, learner.network, learner.device
-    views = 2 if config.views else 1
     every = np.concatenate([inputs, replay.inputs])
     plain = learner.view.plain(every)
-    shown = [plain, _other_views(learner, every, plain)] if config.views else [plain]
+    # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
+    alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
+    shown = [plain] if config.plain or alike else []
+    if config.views:
+        shown.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
+    views = len(shown)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
     rows = torch.cat(parts)

@@ -28,6 +28,7 @@ from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.methods import method_class
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.health import Alarm, alarms
 from edge_hpcr.live.predictor import Answer, Predictor
@@ -54,7 +55,7 @@ STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 def learner_config(settings: Settings) -> LearnerConfig:
     """What a workspace's learner is made from."""
     kind = backbone_class(settings.backbone)
-    suited = LearnerConfig.recommended(settings.backbone, method=settings.method)
+    suited = LearnerConfig.recommended(settings.backbone, method=method_name(settings))
     size = settings.image_size or suited.height
     if not kind.smallest_side <= size <= kind.largest_side:
         limits = f"{kind.smallest_side} to {kind.largest_side}"
@@ -73,15 +74,24 @@ def learner_config(settings: Settings) -> LearnerConfig:
     )
 
 
+def method_name(settings: Settings) -> str:
+    if settings.method != AUTO:
+        return settings.method
+    return "hpcr" if backbone_class(settings.backbone).has_trunk else "edge"
+
+
 def memory_config(settings: Settings) -> MemoryConfig:
     """The budget, and how a sample is kept: with a trunk always as a latent."""
-    latent = backbone_class(settings.backbone).has_trunk
-    if latent and settings.codec != AUTO:
-        raise UserError(
-            f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
-        )
-    codec = LATENT if latent else "raw" if settings.codec == AUTO else settings.codec
-    return MemoryConfig(bytes=settings.memory_bytes, codec=codec)
+    if backbone_class(settings.backbone).has_trunk:
+        if settings.codec != AUTO:
+            raise UserError(
+                f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
+            )
+        return MemoryConfig(bytes=settings.memory_bytes, codec=LATENT)
+    options: dict[str, Any] = {**method_class(method_name(settings)).recommended_memory}
+    if settings.codec != AUTO:
+        options["codec"] = settings.codec
+    return MemoryConfig(bytes=settings.memory_bytes, **options)
 
 
 def _identity(config: LearnerConfig) -> str:
@@ -238,8 +248,11 @@ class LiveLearner:
 
     def resize_memory(self, memory_bytes: int, codec: str) -> Future[tuple[int, int]]:
         """Change and save the memory's budget and encoding; the answer is how many samples it held and holds."""
-        changes = {"memory_bytes": memory_bytes, "codec": AUTO if codec == LATENT else codec}
-        config = memory_config(self.workspace.settings.replace(**changes))
+        settings = self.workspace.settings
+        # What `auto` came to is no choice of anybody's.
+        kept = settings.codec if codec == self.learner.memory.config.codec else codec
+        changes = {"memory_bytes": memory_bytes, "codec": kept}
+        config = learner_config(settings.replace(**changes)).memory
 
         def resize() -> tuple[int, int]:
             memory = self.learner.memory

@@ -1,4 +1,4 @@
-"""The journal's SQLite file: its tables, how it is opened, and its errors as sentences."""
+"""The journal's SQLite file: its tables, how it is opened, how an event changes them, and its errors as sentences."""
 
 import sqlite3
 import time
@@ -11,6 +11,8 @@ from typing import Any
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.formats import JOURNAL
+from edge_hpcr.workspace import records
+from edge_hpcr.workspace.records import Body
 
 BUSY_SECONDS = 20.0
 EMPTY = "it holds no tables"  # the damage of a file that is no journal yet
@@ -242,3 +244,30 @@ def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def apply(db: sqlite3.Connection, seq: int, body: Body) -> None:
+    """Change the rows as an event says."""
+    db.executemany(
+        "UPDATE samples SET state = ?, class_id = ?, held_out = ?, labelled_seq = ?,"
+        " ever_trained = ever_trained OR ? WHERE id = ?",
+        [
+            (*after, seq, after.state == "labelled" and not after.held_out, sample_id)
+            for sample_id, _, after in body.samples
+        ],
+    )
+    db.executemany(
+        "UPDATE classes SET name = ?, colour = ?, state = ?, merged_into = ?, folded = ? WHERE id = ?",
+        [(*after, records.folded(after.name), class_id) for class_id, _, after in body.classes],
+    )
+
+
+def note_action(db: sqlite3.Connection, seq: int, kind: str, of: int | None) -> None:
+    """A new action can be undone, and what was undone before it can no longer be done again."""
+    if kind in ("undo", "redo"):
+        db.execute("UPDATE actions SET undone = ? WHERE seq = ?", (kind == "undo", of))
+    elif kind != "evict":  # the queue's own housekeeping is nothing that a person did
+        # Those that are undone are always the last ones; to look at all would make many labels slow.
+        done = "SELECT seq FROM actions WHERE undone = 0 ORDER BY seq DESC LIMIT 1"
+        db.execute(f"DELETE FROM actions WHERE seq > coalesce(({done}), 0)")
+        db.execute("INSERT INTO actions VALUES (?, 0)", (seq,))

@@ -4,6 +4,7 @@ An event and what it changes are one SQLite transaction, with full sync: when a 
 power cut, and when it raises, nothing has happened. Any process may call; the learner follows by sequence number.
 """
 
+import itertools
 import json
 import re
 import sqlite3
@@ -11,12 +12,13 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import records
-from edge_hpcr.workspace.database import as_user_errors, open_for_writing
+from edge_hpcr.workspace.database import apply, as_user_errors, note_action, open_for_writing
 from edge_hpcr.workspace.held_out import choose_held_out
 from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
 from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState, TakenBack
@@ -234,27 +236,62 @@ class Journal(Queries):
     # Events -------------------------------------------------------------------------------------------------
 
     def undo(self) -> Event:
-        """Take back the last action that is not undone."""
-        refusal = "nothing to undo: no action is left that could be taken back"
-        return self._restore("undo", "SELECT max(seq) FROM actions WHERE undone = 0", refusal)
+        """Take back the last action that is not undone; of an import everything at once."""
+        with self.transaction():
+            if not (last := self._run_of_actions("undone = 0 ORDER BY seq DESC")):
+                raise UserError("nothing to undo: no action is left that could be taken back")
+            return self._restore("undo", last)
+
+    def undo_to(self, seq: int, newest: int | None = None) -> Event:
+        """Take back every action after this one, or all of them after 0: all or, if anything fails, none.
+
+        `newest` is the last action that the caller knows of: if there is a newer one, nothing is taken back.
+        """
+        with self.transaction():
+            done = [each for each, undone in self.actions() if not undone]
+            if newest is not None and newest != max(done, default=0):
+                raise UserError("something was done or undone meanwhile: look at the history again")
+            if seq and seq not in done:
+                raise UserError("that action is undone already: look at the history again")
+            if not (later := [each for each in reversed(done) if each > seq]):
+                raise UserError("nothing to undo: that is the last action")
+            return self._restore("undo", later)
 
     def redo(self) -> Event:
-        """Do again what was undone last."""
-        refusal = "nothing to redo: nothing was undone since the last action"
-        return self._restore("redo", "SELECT min(seq) FROM actions WHERE undone = 1", refusal)
-
-    def _restore(self, kind: str, which: str, refusal: str) -> Event:
+        """Do again what was undone last; of an import everything at once."""
         with self.transaction():
-            ((seq,),) = self._rows(which)
-            if seq is None:
-                raise UserError(refusal)
-            ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
-            body = self._body(seq, text)
-            wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
-            known = self._known(wanted) if wanted else {}
-            reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
-            classes = {i: before if kind == "undo" else after for i, before, after in body.classes}
-            lost = [i for i in wanted if wanted[i] != reached[i]]
+            if not (first := self._run_of_actions("undone = 1 ORDER BY seq")):
+                raise UserError("nothing to redo: nothing was undone since the last action")
+            return self._restore("redo", first)
+
+    def _run_of_actions(self, which: str) -> list[int]:
+        """The first of these actions; if an import did it, also those of the import that come right after it."""
+        number = "CASE WHEN json_valid(body) THEN json_extract(body, '$.import') END"
+        rows = self._db.execute(f"SELECT seq, {number} FROM actions JOIN events USING (seq) WHERE {which}")
+        if (first := rows.fetchone()) is None:
+            return []
+        alike = itertools.takewhile(lambda row: first[1] is not None and row[1] == first[1], rows)
+        return [first[0], *(seq for seq, _ in alike)]
+
+    def _restore(self, kind: str, actions: Iterable[int]) -> Event:
+        """Undo or redo these actions, in this order; what it all changed as one event, whose `of` is the first of them."""
+        events = [self._restore_one(kind, seq) for seq in actions]
+        moves = [move for event in events for move in event.moves]
+        closed = [class_id for event in events for class_id in event.closed]
+        lost = [sample_id for event in events for sample_id in event.lost]
+        return replace(events[-1], moves=moves, closed=closed, lost=lost, of=events[0].of)
+
+    def _restore_one(self, kind: str, seq: int) -> Event:
+        ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
+        body = self._body(seq, text)
+        wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
+        if kind == "undo" and body.of_import is not None:
+            wanted = {i: _not_queued(state) for i, state in wanted.items()}
+        known = self._known(wanted) if wanted else {}
+        reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
+        classes = {i: before if kind == "undo" else after for i, before, after in body.classes}
+        lost = [i for i in wanted if wanted[i] != reached[i]]
+        with records.import_number(body.of_import):
             return self._record(kind, reached, classes, of=seq, lost=lost)
 
     def take_back_import(self, number: str) -> TakenBack:
@@ -271,7 +308,7 @@ class Journal(Queries):
                     before.setdefault(sample_id, was)
             query = f"SELECT id, labelled_seq FROM samples WHERE state = 'labelled' AND id IN {IDS}"
             untouched = [i for i, seq in self._rows(query, (json.dumps([*before]),)) if seq in bodies]
-            after = {i: records.DISMISSED if before[i] == records.QUEUED else before[i] for i in untouched}
+            after = {i: _not_queued(before[i]) for i in untouched}
             made = {i for body in bodies.values() for i, _, now in body.classes if now.state == "live"}
             known = {i: self._class(i) for i in made if self._of_class(i).keys() <= after.keys()}
             classes = {i: each._replace(state="absent") for i, each in known.items() if each.state == "live"}
@@ -279,19 +316,6 @@ class Journal(Queries):
                 raise UserError("nothing to undo: nothing of that import is left as it was imported")
             event = self._record("undo_import", after, classes)
             return TakenBack(event, len(after), len(classes), len(before) - len(after))
-
-    def last_import(self) -> str | None:
-        """The number of the newest import of which something is left as it was imported."""
-        rows = self._rows(
-            "SELECT json_extract(e.body, '$.import') FROM samples s JOIN events e ON e.seq = s.labelled_seq"
-            " WHERE s.state = 'labelled' AND json_valid(e.body) AND json_extract(e.body, '$.import') IS NOT NULL"
-            " ORDER BY e.seq DESC LIMIT 1"
-        )
-        return rows[0][0] if rows else None
-
-    def _of_import(self, number: str) -> list[tuple[int, Body]]:
-        query = "SELECT seq, body FROM events WHERE json_valid(body) AND json_extract(body, '$.import') = ? ORDER BY seq"
-        return [(seq, self._body(seq, text)) for seq, text in self._rows(query, (number,))]
 
     # Transactions -------------------------------------------------------------------------------------------
 
@@ -435,38 +459,16 @@ class Journal(Queries):
         return choose_held_out(wanted, trained, held_out, counts, self.held_out_share)
 
 
-def apply(db: sqlite3.Connection, seq: int, body: Body) -> None:
-    """Change the rows as an event says."""
-    db.executemany(
-        "UPDATE samples SET state = ?, class_id = ?, held_out = ?, labelled_seq = ?,"
-        " ever_trained = ever_trained OR ? WHERE id = ?",
-        [
-            (*after, seq, after.state == "labelled" and not after.held_out, sample_id)
-            for sample_id, _, after in body.samples
-        ],
-    )
-    db.executemany(
-        "UPDATE classes SET name = ?, colour = ?, state = ?, merged_into = ?, folded = ? WHERE id = ?",
-        [(*after, records.folded(after.name), class_id) for class_id, _, after in body.classes],
-    )
-
-
-def note_action(db: sqlite3.Connection, seq: int, kind: str, of: int | None) -> None:
-    """A new action can be undone, and what was undone before it can no longer be done again."""
-    if kind in ("undo", "redo"):
-        db.execute("UPDATE actions SET undone = ? WHERE seq = ?", (kind == "undo", of))
-    elif kind != "evict":  # the queue's own housekeeping is nothing that a person did
-        # Those that are undone are always the last ones; to look at all would make many labels slow.
-        done = "SELECT seq FROM actions WHERE undone = 0 ORDER BY seq DESC LIMIT 1"
-        db.execute(f"DELETE FROM actions WHERE seq > coalesce(({done}), 0)")
-        db.execute("INSERT INTO actions VALUES (?, 0)", (seq,))
-
-
 def _reachable(wanted: SampleState, row: _Known) -> SampleState:
     """A sample whose image is gone cannot be queued or learned again; one that is labelled may change its class."""
     if row.has_image or wanted.state in ("dismissed", "deleted"):
         return wanted
     return wanted if wanted.state == row.state.state == "labelled" else records.DELETED
+
+
+def _not_queued(state: SampleState) -> SampleState:
+    """What an import took in is not queued when it is undone: nobody has asked to label it by hand."""
+    return records.DISMISSED if state == records.QUEUED else state
 
 
 def _refuse_unless_image(sample_id: int, row: _Known) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
@@ -37,6 +37,16 @@ _COUNTS = (  # in the order of Counts
     " (SELECT count(*) FROM samples WHERE has_image = 1),"
     " (SELECT coalesce(sum(bytes), 0) FROM samples WHERE has_image = 1)"
 )
+
+
+class Action(NamedTuple):
+    """An event that can be undone or redone."""
+
+    seq: int
+    at: float
+    kind: str
+    body: records.Body
+    undone: bool
 
 
 class Queries:
@@ -109,6 +119,28 @@ class Queries:
         """The events that can be undone or redone, and whether each is undone."""
         rows = self._rows("SELECT seq, undone FROM actions ORDER BY seq")
         return [(seq, bool(undone)) for seq, undone in rows]
+
+    def actions_before(self, seq: int, limit: int) -> list[Action]:
+        """The same with what they did, the newest first."""
+        query = (
+            "SELECT seq, at, kind, body, undone FROM actions JOIN events USING (seq) WHERE seq < ?"
+            " ORDER BY seq DESC LIMIT ?"
+        )
+        rows = self._rows(query, (seq, limit))
+        return [Action(i, at, kind, self._body(i, body), bool(undone)) for i, at, kind, body, undone in rows]
+
+    def last_import(self) -> str | None:
+        """The number of the newest import of which something is left as it was imported."""
+        rows = self._rows(
+            "SELECT json_extract(e.body, '$.import') FROM samples s JOIN events e ON e.seq = s.labelled_seq"
+            " WHERE s.state = 'labelled' AND json_valid(e.body) AND json_extract(e.body, '$.import') IS NOT NULL"
+            " ORDER BY e.seq DESC LIMIT 1"
+        )
+        return rows[0][0] if rows else None
+
+    def _of_import(self, number: str) -> list[tuple[int, records.Body]]:
+        query = "SELECT seq, body FROM events WHERE json_valid(body) AND json_extract(body, '$.import') = ? ORDER BY seq"
+        return [(seq, self._body(seq, text)) for seq, text in self._rows(query, (number,))]
 
     def class_states(self) -> dict[int, ClassState]:
         """Every class that ever was."""
@@ -220,7 +252,8 @@ class Queries:
         query = (
             "SELECT s.id FROM samples s JOIN events e ON e.seq = s.labelled_seq"
             " LEFT JOIN events done ON e.kind = 'redo' AND json_valid(e.body) AND done.seq = json_extract(e.body, '$.of')"
-            " WHERE s.state = 'dismissed' AND s.has_image = 1 AND 'undo_import' IN (e.kind, done.kind)"
+            " WHERE s.state = 'dismissed' AND s.has_image = 1 AND ('undo_import' IN (e.kind, done.kind)"
+            " OR e.kind = 'undo' AND json_valid(e.body) AND json_extract(e.body, '$.import') IS NOT NULL)"
         )
         return {sample_id for (sample_id,) in self._rows(query)}
 

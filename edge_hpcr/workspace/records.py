@@ -17,7 +17,7 @@ _IMPORT: ContextVar[str | None] = ContextVar("import", default=None)
 
 
 @contextmanager
-def import_number(number: str) -> Iterator[None]:
+def import_number(number: str | None) -> Iterator[None]:
     """Events of this block belong to one import, which can be taken back as a whole."""
     token = _IMPORT.set(number)
     try:

@@ -13,9 +13,16 @@ from typing import Any, get_type_hints
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256
 from edge_hpcr.workspace import database
-from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, open_for_writing, open_read_only
+from edge_hpcr.workspace.database import (
+    JournalDamaged,
+    apply,
+    as_user_errors,
+    note_action,
+    open_for_writing,
+    open_read_only,
+)
 from edge_hpcr.workspace.fold import BrokenChain, differences, fold_events
-from edge_hpcr.workspace.journal import Journal, apply, note_action
+from edge_hpcr.workspace.journal import Journal
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import COLUMNS, SAMPLE_FIELDS, Queries, reading
 from edge_hpcr.workspace.records import Body, SampleRow

@@ -20,9 +20,9 @@ from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner.codec import CODECS
 
 LABELS = ("none", "folders")  # as streams know them
-AUTO = "auto"  # of the memory's encoding: raw images, or latents with a pre-trained backbone
+AUTO = "auto"  # of method and codec: what suits the backbone
 UNCHECKED = {
-    "method": ("hpcr",),
+    "method": (AUTO, "hpcr"),
     "backbone": ("efficientnet_lite0", "reduced_resnet18"),
 }  # names that are known
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -76,11 +76,14 @@ class Settings(BaseModel):
     image_size: int = _setting(
         0, "side of the square images that are learned, in pixels; 0: the backbone's own", 0, 1024
     )
-    method: str = _setting("hpcr", "how it learns: one of the benchmark's methods")
+    method: str = _setting(
+        AUTO,
+        "how it learns: one of the benchmark's methods; auto: edge from scratch, hpcr if the backbone is pre-trained",
+    )
     memory_bytes: int = _setting(8_000_000, "replay memory, in bytes", 1)
     codec: str = _setting(
         AUTO,
-        "how the replay memory keeps images; auto: raw, or as latents if the backbone is pre-trained",
+        "how the replay memory keeps images; auto: as the method has it, or as latents if the backbone is pre-trained",
         choices=(AUTO, *CODECS),
     )
     device: str = _setting("auto", "where it computes", choices=("auto", "cpu", "cuda", "mps"))
@@ -114,6 +117,11 @@ class Settings(BaseModel):
     source_labels: str = _setting(
         "none", "whether that source's sub-folders name the classes", choices=LABELS
     )
+    class_order: str = _setting(
+        "",
+        "numbers of the classes as the app's page lists them, like 3,1,2; the others follow, the oldest first",
+    )
+    class_keys: str = _setting("", "keys of classes on the app's page, like 3=a,7=m; the others have digits")
     publish_steps: int = _setting(
         0, "steps of learning between two publications of the model by itself; 0: not by steps"
     )

@@ -152,6 +152,10 @@ class Method:
     known_difference: ClassVar[str] = (
         ""  # what is known of why its results differ from the paper's, if they do
     )
+    # Settings of learner and memory that suit it, if they are not the paper's, where a network learns from scratch.
+    recommended: ClassVar[Mapping[str, Any]] = {}
+    recommended_memory: ClassVar[Mapping[str, Any]] = {}
+    predicts_averaged: ClassVar[bool] = False  # a benchmark asks the averaged weights; a person chooses
     uses_memory: ClassVar[bool] = True
     closed_form: ClassVar[bool] = False
     linear: ClassVar[bool] = False  # the classifier is a linear layer, not cosines

@@ -1,17 +1,21 @@
-"""Edge: HPCR whose averaged weights teach the live ones (MKD, Michel et al., ICML 2024).
+"""Edge: what goes past the paper at its cost of 40 images a step.
 
-`L_HPCR + weight KL(teacher || student)`, on the rows that `taught` names: each costs a forward pass more. A new class is
-in the average from its first step on, so the teacher knows it as soon as anybody does.
+The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
+augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. The
+averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
+the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
+docs/method.md has the evidence for each part.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner import losses
+from edge_hpcr.learner.augment import LIGHT
 from edge_hpcr.learner.methods import hpcr
 from edge_hpcr.learner.methods.contract import Batch
 
@@ -20,7 +24,10 @@ TAUGHT = ("all", "views", "replayed", "replayed_views", "none")
 
 @dataclass(frozen=True)
 class Config(hpcr.Config):
-    teacher: float = 5.5  # weight of the averaged weights' answers
+    schedule: str = "constant"
+    alpha: float = 0.0
+    beta: float = 0.0
+    teacher: float = 0.0  # weight of the averaged weights' answers
     taught: str = (
         "all"  # rows that they answer; "views": the augmented ones; "none": the stored logits stay alone
     )
@@ -35,8 +42,12 @@ class Config(hpcr.Config):
 class Edge(hpcr.HPCR):
     name = "edge"
     order = 15
-    source = "the paper, with the momentum teacher of Michel et al., ICML 2024; no row of the paper's tables"
+    source = "ours, after the paper's PCR loss; its teacher is of Michel et al., ICML 2024; no row of the paper's tables"
     Config = Config
+    paper_options: ClassVar = {}
+    predicts_averaged = True
+    recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
+    recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
 
     def loss(self, batch: Batch) -> Tensor:
         loss = super().loss(batch)
