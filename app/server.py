@@ -105,6 +105,8 @@ class Server:
         if self.certificate is None or self.host in LOCAL:
             return []
         hosts = own_addresses() if self.host in ANY else [self.host]
+        if self.host == ANY[0]:  # which listens on IPv4 alone
+            hosts = [each for each in hosts if ":" not in each]
         return [f"https://{f'[{each}]' if ':' in each else each}:{self.port}/" for each in hosts]
 
     def invitation(self) -> dict[str, Any]:
