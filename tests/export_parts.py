@@ -215,7 +215,7 @@ class Teaching:
         self.digits = load("digits")
         self.workspace = Workspace.open(path)
         self.workspace.change_settings(
-            **{**SMALL, "idle_steps": 0, "threads": 1, "memory_bytes": 60_000, **settings}
+            **{**SMALL, "method": "hpcr", "idle_steps": 0, "threads": 1, "memory_bytes": 60_000, **settings}
         )
         self.path, self.exports = path, self.workspace.layout.exports
         with_template(self.exports)

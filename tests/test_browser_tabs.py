@@ -241,16 +241,16 @@ def test_the_memory_is_made_smaller_after_a_warning(app, browser):
     expect(page.locator("#memory-preview")).to_contain_text("nothing would be dropped")
     before = app.server.studio.live.status()["memory"]["samples"]
     budget = page.locator("#memory-budget input, #memory-budget textarea").first
-    budget.fill("10KB")  # 33 samples of 530 bytes do not fit
+    budget.fill("5KB")  # 33 samples of 204 bytes do not fit
     expect(page.locator("#memory-preview")).to_contain_text("would be dropped, chosen at random")
     page.locator("#memory-apply").click()
     page.locator("#memory-confirm").click()
     expect(page.locator("#memory-done")).to_contain_text("The memory is now")
     after = app.server.studio.live.status()["memory"]
     assert after["samples"] < before
-    assert after["bytes"]["total"] <= 10_000
+    assert after["bytes"]["total"] <= 5_000
     with app.look() as workspace:
-        assert workspace.settings.memory_bytes == 10_000
+        assert workspace.settings.memory_bytes == 5_000
 
 
 def test_a_bad_setting_is_refused_and_a_good_one_is_kept(app, browser):

@@ -70,8 +70,10 @@ def test_a_new_workspace_has_the_pre_trained_backbone_and_the_papers_is_one_sett
     config = learner_config(Settings())
     assert (config.backbone, config.memory.codec) == ("efficientnet_lite0", LATENT)
     assert config.height == efficientnet_lite0.EfficientNetLite0.default_size
-    papers = learner_config(Settings(**FROM_SCRATCH))
+    papers = learner_config(Settings(**FROM_SCRATCH, method="hpcr"))
     assert (papers.backbone, papers.height, papers.memory.codec) == ("reduced_resnet18", 32, "raw")
+    scratch = learner_config(Settings(**FROM_SCRATCH))
+    assert (scratch.method, scratch.memory.codec) == ("edge", "webp")
     with pytest.raises(
         UserError, match="codec webp: with the backbone efficientnet_lite0 the memory keeps latents"
     ):

@@ -89,7 +89,7 @@ def build(folder: Path, plan: RestartPlan, seed: int, progress: Progress) -> Non
     from edge_hpcr.workspace.folder import Taken, Workspace
 
     with Workspace.open(folder) as workspace:
-        workspace.change_settings(backbone="reduced_resnet18")
+        workspace.change_settings(backbone="reduced_resnet18", codec="raw")  # a sample's bytes are known
         workspace.change_settings(
             memory_bytes=_memory_bytes(plan.memory_samples, learner_config(workspace.settings)),
             checkpoint_steps=plan.interval,

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -76,9 +76,13 @@ class Queries:
             " FROM classes c LEFT JOIN samples s ON s.class_id = c.id"
             " WHERE c.state = 'live' GROUP BY c.id ORDER BY c.id"
         )
+        self._check_names(rows)
+        return [ClassRow(*row) for row in rows]
+
+    def _check_names(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Refuse rows whose second column is no text."""
         if not all(isinstance(name, str) for _, name, *_ in rows):
             raise JournalDamaged(self.path, "the name of a class is no text")
-        return [ClassRow(*row) for row in rows]
 
     def class_name(self, class_id: int) -> str | None:
         """The name of a live class."""
@@ -145,6 +149,7 @@ class Queries:
     def class_states(self) -> dict[int, ClassState]:
         """Every class that ever was."""
         rows = self._rows("SELECT id, name, colour, state, merged_into FROM classes")
+        self._check_names(rows)
         return {class_id: ClassState(*state) for class_id, *state in rows}
 
     # Samples ----------------------------------------------------------------------------------------------------------
