@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edge_hpcr.bench import methods_page
-from edge_hpcr.bench.report import Estimate, group
+from edge_hpcr.bench.report import Estimate, deviations, group
 from edge_hpcr.commands.cli import main
 from edge_hpcr.learner import methods
 
@@ -70,6 +70,14 @@ def test_a_seed_that_ran_in_both_precisions_counts_once() -> None:
     runs = [run_of(0, 0.5), run_of(0, 0.6, compute="bfloat16"), run_of(1, 0.45, compute="bfloat16")]
     row = rows_of(methods_page.page(group(runs), None, ""), "Verdicts")["pcr"]
     assert row[3:6] == ["2", "0-1 in bfloat16; 0 in float32", "50.0 ± 63.5"]
+
+
+def test_the_settings_that_a_method_brings_along_are_not_named_as_deviations() -> None:
+    edge = json.loads((RESULTS / "cifar10-edge-2593600B-webp75-bfloat16-seed0.json").read_text())
+    assert deviations(edge) == {"compute": "bfloat16", "device": "cpu"}
+    edge["config"]["learner"]["memory"]["draw"] = "random"
+    edge["config"]["learner"]["replay"] = 10
+    assert deviations(edge) == {"compute": "bfloat16", "device": "cpu", "draw": "random", "replay": 10}
 
 
 def test_the_page_in_the_repository_is_the_one_that_its_command_makes(page: str) -> None:
