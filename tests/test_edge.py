@@ -7,11 +7,12 @@ import pytest
 import torch
 from rival_parts import batch_of, observe, rival
 
+from edge_hpcr.bench.run import Run, make_config
 from edge_hpcr.commands.bench import configure
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import methods
+from edge_hpcr.learner import losses, methods
 from edge_hpcr.learner.augment import LIGHT
-from edge_hpcr.learner.learner import LearnerConfig
+from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
 pytestmark = pytest.mark.computes
@@ -57,6 +58,30 @@ def test_without_weight_or_average_its_loss_is_that_of_pcr():
     plain = methods.create("pcr").loss(batch).item()
     assert methods.create("edge").loss(batch).item() == plain
     assert methods.create("edge", {"teacher": 3.0}).loss(replace(batch, teach=None)).item() == plain
+
+
+def test_pairs_of_samples_stay_out_of_it_however_many_there_are():
+    batch = batch_of(incoming=[0, 1, 2, 3] * 8, replayed=[2, 3, 0] * 12)
+    assert methods.create("edge").loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
+    assert methods.create("hpcr", {"alpha": 0.0, "beta": 0.0, "schedule": "constant"}).loss(
+        batch
+    ).item() != pytest.approx(losses.pcr(batch.logits, batch.labels).item())
+
+
+def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
+    predict, asked = Learner.predict, []
+
+    def watched(learner, images, averaged=False):
+        asked.append(averaged)
+        return predict(learner, images, averaged)
+
+    monkeypatch.setattr(Learner, "predict", watched)
+    options = {"limit": 20, "learner_options": {"nf": 2}}
+    result = Run(make_config("digits", "edge", **options), tmp_path).run()
+    assert set(asked) == {True} and result["accuracy_matrix"] == result["ema_accuracy_matrix"]
+    asked.clear()
+    Run(make_config("digits", "er", **options), tmp_path).run()
+    assert set(asked) == {False, True}
 
 
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():

@@ -21,7 +21,7 @@ from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.run import has_budget, make_config, papers_options
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.backbones import backbone_class
+from edge_hpcr.learner.config import memory_options
 from edge_hpcr.learner.learner import LearnerConfig
 from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
 from edge_hpcr.learner.memory_config import MemoryConfig
@@ -113,10 +113,8 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
 def _usual_settings(dataset: str, method: str, backbone: str) -> dict[str, Any]:
     """The paper's, and what a pre-trained backbone recommends instead of some of them."""
     options = papers_options(dataset, method, backbone)
-    memory = {} if backbone_class(backbone).has_trunk else methods.method_class(method).recommended_memory
-    config = make_config(
-        dataset, method, method_options=options, backbone=backbone, memory=MemoryConfig(samples=200, **memory)
-    )
+    memory = MemoryConfig(samples=200, **memory_options(backbone, method))
+    config = make_config(dataset, method, method_options=options, backbone=backbone, memory=memory)
     resolved = methods.create(method, config.learner.method_options).config_dict()
     settings = _flat_settings(asdict(config) | {"method_options": resolved})
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

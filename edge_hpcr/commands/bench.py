@@ -49,7 +49,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.augment import strength
-from edge_hpcr.learner.codec import LATENT
+from edge_hpcr.learner.config import memory_options
 from edge_hpcr.learner.learner import LearnerConfig, resolve_device
 from edge_hpcr.learner.memory_config import AUTO, MemoryConfig
 from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
@@ -61,6 +61,7 @@ examples:
   python -m edge_hpcr bench --preset paper/cifar10-200 --seeds 3      a cell of the paper's table
   python -m edge_hpcr bench --dataset cifar10 --budget 2.59MB --codec webp
   python -m edge_hpcr bench --dataset cifar100 --backbone efficientnet_lite0 --method slda --budget 13.3MB
+  python -m edge_hpcr bench --preset edge/cifar10-200                 our own method, in the bytes of the paper's cell
   python -m edge_hpcr bench --dataset cifar10 --buffer 200 --set schedule=cosine --set batch_norm=joint
 
 A run that was stopped (Ctrl-C, a power cut) continues when the same command is given again.
@@ -68,20 +69,8 @@ A run that was stopped (Ctrl-C, a power cut) continues when the same command is 
 DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 _LEARNER_OPTIONS = (
-    *(
-        "views",
-        "plain",
-        "augment",
-        "stored_views",
-        "replay",
-        "nf",
-        "tau",
-        "optimiser",
-        "lr",
-        "proxy_lr",
-        "imprint",
-    ),
-    *("batch_norm", "ema_decay", "lr_decay"),
+    *("views", "plain", "augment", "stored_views", "replay", "nf", "tau", "optimiser"),
+    *("lr", "proxy_lr", "lr_decay", "imprint", "batch_norm", "ema_decay"),
 )
 
 
@@ -249,40 +238,24 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
     if precision == "auto":
         precision = resolve_precision(precision, resolve_device(arguments.device))
     learner_options["compute"] = precision
-    has_trunk = backbones.backbone_class(arguments.backbone).has_trunk
-    memory_options: dict[str, Any] = (
-        {"codec": LATENT} if has_trunk else {"codec": "raw", **kind.recommended_memory}
-    )
-    if arguments.codec is not None:
-        memory_options["codec"] = arguments.codec
-    if arguments.quality is not None:
-        memory_options["quality"] = arguments.quality
-        if memory_options["codec"] == AUTO:
-            memory_options["codec"] = "webp"
+    keeping = _memory_options(arguments, method)
     for key, value in map(parse_setting, arguments.settings or []):
         if key in method_fields:
             method_options[key] = value
         elif key in _LEARNER_OPTIONS:
             learner_options[key] = strength(value) if key == "augment" else value
         elif key in MEMORY_OPTIONS:
-            memory_options[key] = value
+            keeping[key] = value
         else:
             known = sorted({*method_fields, *_LEARNER_OPTIONS, *MEMORY_OPTIONS})
             raise UserError(f"--set {key}: {method} has no such setting; it has {', '.join(known)}")
     for options, config in (
         (method_options, kind.Config),
         (learner_options, LearnerConfig),
-        (memory_options, MemoryConfig),
+        (keeping, MemoryConfig),
     ):
         _check_types(options, config)
-    size: dict[str, Any]
-    if arguments.budget is not None:
-        size = {"bytes": parse_bytes(arguments.budget)}
-    elif arguments.buffer is None and setting and setting.budget is not None:
-        size = {"bytes": setting.budget}
-    else:
-        size = {"samples": arguments.buffer or (setting.buffer if setting else None) or DEFAULT_BUFFER}
-    memory = MemoryConfig(**size, **memory_options)
+    memory = MemoryConfig(**_memory_size(arguments, setting), **keeping)
     labels = [text.replace("/", "_") for text in sorted(arguments.settings or [])]
     if arguments.image_size is not None:
         labels.insert(0, f"{arguments.image_size}px")
@@ -311,6 +284,26 @@ def _configure(arguments: SimpleNamespace) -> list[RunConfig]:
         )
         for seed in seeds
     ]
+
+
+def _memory_options(arguments: SimpleNamespace, method: str) -> dict[str, Any]:
+    """How samples are kept: as suits backbone and method, with what the command says."""
+    options = memory_options(arguments.backbone, method)
+    if arguments.codec is not None:
+        options["codec"] = arguments.codec
+    if arguments.quality is not None:
+        options["quality"] = arguments.quality
+        if options.get("codec") == AUTO:
+            options["codec"] = "webp"
+    return options
+
+
+def _memory_size(arguments: SimpleNamespace, setting: presets.Setting | None) -> dict[str, Any]:
+    if arguments.budget is not None:
+        return {"bytes": parse_bytes(arguments.budget)}
+    if arguments.buffer is None and setting and setting.budget is not None:
+        return {"bytes": setting.budget}
+    return {"samples": arguments.buffer or (setting.buffer if setting else None) or DEFAULT_BUFFER}
 
 
 def _check_types(options: dict[str, Any], config: type) -> None:

@@ -96,6 +96,13 @@ class LearnerConfig:
         return cls(**{**values, **nested})
 
 
+def memory_options(backbone: str, method: str) -> dict[str, Any]:
+    """How samples are kept for a backbone and a method, if nobody says otherwise; without a budget."""
+    if backbone_class(backbone).has_trunk:
+        return {"codec": LATENT}
+    return {**methods.method_class(method).recommended_memory}
+
+
 def suited_memory(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
     """How the memory must keep images for this method."""
     if not method.edits_images:

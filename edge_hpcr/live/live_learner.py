@@ -25,10 +25,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner.backbones import NoBackbone, backbone_class
 from edge_hpcr.learner.calibration import Calibration
-from edge_hpcr.learner.codec import LATENT
+from edge_hpcr.learner.config import memory_options
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.learner.methods import method_class
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.health import Alarm, alarms
 from edge_hpcr.live.predictor import Answer, Predictor
@@ -82,13 +81,11 @@ def method_name(settings: Settings) -> str:
 
 def memory_config(settings: Settings) -> MemoryConfig:
     """The budget, and how a sample is kept: with a trunk always as a latent."""
-    if backbone_class(settings.backbone).has_trunk:
-        if settings.codec != AUTO:
-            raise UserError(
-                f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
-            )
-        return MemoryConfig(bytes=settings.memory_bytes, codec=LATENT)
-    options: dict[str, Any] = {**method_class(method_name(settings)).recommended_memory}
+    if settings.codec != AUTO and backbone_class(settings.backbone).has_trunk:
+        raise UserError(
+            f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
+        )
+    options = memory_options(settings.backbone, method_name(settings))
     if settings.codec != AUTO:
         options["codec"] = settings.codec
     return MemoryConfig(bytes=settings.memory_bytes, **options)

@@ -28,9 +28,7 @@ class Config(hpcr.Config):
     alpha: float = 0.0
     beta: float = 0.0
     teacher: float = 0.0  # weight of the averaged weights' answers
-    taught: str = (
-        "all"  # rows that they answer; "views": the augmented ones; "none": the stored logits stay alone
-    )
+    taught: str = "all"  # rows that they answer; "views": the augmented ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +55,10 @@ class Edge(hpcr.HPCR):
         answers = batch.teach(batch.inputs[rows])
         share = len(rows) / len(batch.labels)  # a row weighs the same whichever others are taught
         return loss + self.config.teacher * share * losses.teacher_divergence(batch.logits[rows], answers)
+
+    def contrast(self, batch: Batch) -> Tensor:
+        """Without sample pairs, however large the batch: the settings were chosen without them."""
+        return losses.pcr(batch.logits, batch.labels)
 
     def taught(self, batch: Batch) -> Tensor:
         """The rows whose answers the teacher gives."""
