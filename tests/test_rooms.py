@@ -8,6 +8,7 @@ from app.actions import perform
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.settings import Settings
 
 
 @pytest.fixture
@@ -80,3 +81,12 @@ def test_nobody_acts_while_workspaces_change_and_none_changes_while_somebody_act
     studio.open_workspace("two")
     assert refused == [rooms.ANOTHER] and studio.journal.classes() == []
     perform(studio, b'{"do": "create_class", "name": "mug"}', studio.room_name)
+
+
+@pytest.mark.slow
+def test_a_new_workspace_is_made_beside_the_open_one_and_opened(studio, tmp_path):
+    studio.journal.create_class("mug")
+    assert studio.new_workspace(" three ").message == "this is three now"
+    assert studio.workspaces() == {"folder": str(tmp_path), "open": "three", "names": ["one", "three", "two"]}
+    assert studio.journal.classes() == [] and studio.live.untaught
+    assert studio.own.workspace.settings == Settings()
