@@ -105,7 +105,7 @@ def _is_variant(one: Group) -> bool:
 def _plain_rows(groups: Sequence[Group], wanted: Callable[[Group], bool]) -> list[list[str]]:
     rows = []
     for one in filter(wanted, groups):
-        told = {key: value for key, value in one.deviations.items() if key not in ("device", "threads")}
+        told = {key: value for key, value in one.deviations.items() if key != "threads"}
         rows.append(
             [_title(one, told), one.dataset, one.memory, str(len(one.results)), one.estimate("A_T").text]
         )

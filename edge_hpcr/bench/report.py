@@ -39,7 +39,7 @@ backbone, times are those of learning; a picture's pass through the frozen trunk
 _METRICS = ("A_T", "AAA", "F_T")
 _CONDITIONS = ("tasks", "limit", "validation", "stream")
 # These decide the cost, or the averaged weights, or how numbers are rounded: the paper's row is still the one to compare.
-_NOT_THE_PAPERS_CONCERN = frozenset({"threads", "device", "ema_decay", "precision", "compute"})
+_NOT_THE_PAPERS_CONCERN = frozenset({"threads", "ema_decay", "precision", "compute"})
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
         **methods.method_class(learner["method"]).options_then(config["method_options"]),
         **{key: learner["memory"][key] for key in MEMORY_OPTIONS if key in learner["memory"]},
-        **{key: config[key] for key in (*_CONDITIONS, "threads", "device") if key in config},
+        **{key: config[key] for key in (*_CONDITIONS, "threads") if key in config},
     }
 
 
