@@ -74,6 +74,11 @@ GOOD = "datasets: [digits]\nmethods: [hpcr]\nbuffers: [30]\nseeds: 1\n"
         (GOOD + "set:\n  nf: 4\n  nff: 4\n", 7, ["--set nff", "no such setting"]),
         (GOOD + "set:\n  nf: 4\n  nf: 5\n", 7, ["'nf'", "twice"]),
         (GOOD + "set: {nf: wide}\n", 5, ["--set nf=wide", "int"]),
+        (GOOD + "variants: {nf: 4}\n", 5, ["`variants`", "list"]),
+        (GOOD + "variants: []\n", 5, ["`variants`", "list"]),
+        (GOOD + "variants:\n- nf\n", 6, ["`variants`", "by name"]),
+        (GOOD + "variants:\n- {}\n- {quality: 101}\n", 7, ["quality", "from 1 to 100"]),
+        (GOOD + "variants:\n- {nf: 4}\n- {nff: 4}\n", 7, ["--set nff", "no such setting"]),
         (GOOD.replace("[hpcr]", "[hpcr"), 3, ["not YAML"]),
         (GOOD + "? [a]\n: 1\n", 5, ["field"]),
         (GOOD + "budgets: [2MB]\n", None, ["`buffers`", "`budgets`"]),
@@ -122,6 +127,17 @@ def test_a_sweep_is_the_product_of_its_lists_seed_by_seed(write):
         for seed in (7, 2)
         for method in ("hpcr", "er")
         for size in (30, 50)
+    ]
+
+
+def test_every_run_is_made_with_each_variant_which_wins_over_what_is_set_for_all(write):
+    path = write(
+        QUICK + "methods: er\nbuffers: 30\nseeds: 2\nvariants: [{}, {nf: 8, lr: 0.05}, {codec: webp}]\n"
+    )
+    assert names(path) == [
+        f"digits-er-30{each}-seed{seed}"
+        for seed in (0, 1)
+        for each in ("-limit20-nf=4", "-limit20-lr=0.05-nf=8", "-webp90-limit20-nf=4")
     ]
 
 

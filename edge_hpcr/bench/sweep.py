@@ -6,6 +6,7 @@
     seeds: 3                    # 0, 1 and 2; or a list
     limit: 500                  # optional, like the other options of `bench` in FIELDS
     set: {schedule: cosine}     # optional, as `bench --set`
+    variants: [{}, {lr: 0.05}]  # optional: every run once with each of these, too
 
 Every value is taken as the text that stands in the file, so that `bench` reads it as it reads its own options: YAML would
 make 1e-3 a text and `no` a false.
@@ -73,7 +74,8 @@ _SINGLE: dict[str, Callable[[str], object]] = {
     "threads": _whole_number(),
     "precision": _choice("precision", PRECISIONS),
 }
-FIELDS = (*_LISTS, *_SINGLE, "set")
+_OF_THE_MEMORY = ("codec", "quality")  # options of `bench` that variants may differ in, beside its settings
+FIELDS = (*_LISTS, *_SINGLE, "set", "variants")
 
 
 @dataclass
@@ -83,6 +85,7 @@ class _Read:
     lists: dict[str, list[str]] = field(default_factory=dict)
     single: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    variants: list[dict[str, str]] = field(default_factory=lambda: [{}])
     lines: dict[str, int] = field(default_factory=dict)  # of the settings, by name
 
 
@@ -100,15 +103,12 @@ def read(path: Path, configure: Configure, options: list[str]) -> list[RunConfig
             raise UserError(f"{path}: `{needed}` is missing: there is nothing to run")
     if not {"datasets", "presets"} & set(asked.lists):
         raise UserError(f"{path}: `datasets` is missing (or `presets`): there is nothing to run")
-    common = [
-        *(text for name, value in asked.single.items() for text in _option(name, value)),
-        *(text for key, value in asked.settings.items() for text in ("--set", f"{key}={value}")),
-        *options,
-    ]
     runs = []
-    for chosen in _product(asked.lists):
+    for chosen, variant in product(_product(asked.lists), asked.variants):
+        common = [text for each in asked.single.items() for text in _option(*each)]
+        common += [text for each in (asked.settings | variant).items() for text in _setting(*each)]
         try:
-            runs += configure([*chosen, *common])
+            runs += configure([*chosen, *common, *options])
         except UserError as error:
             setting = re.match(r"--set (\w+)", str(error))
             line = asked.lines.get(setting[1]) if setting else None
@@ -162,6 +162,10 @@ def _option(name: str, value: str) -> list[str]:
     return [f"--{name}", value]
 
 
+def _setting(name: str, value: str) -> list[str]:
+    return _option(name, value) if name in _OF_THE_MEMORY else ["--set", f"{name}={value}"]
+
+
 def _fields(path: Path) -> _Read:
     """The file's fields, each checked; what is wrong is named with its line."""
     root = _compose(path)
@@ -175,7 +179,9 @@ def _fields(path: Path) -> _Read:
                 raise UserError(f"{name!r} is there twice: leave one of them out")
         seen.add(name)
         if name == "set":
-            _read_settings(path, value, asked)
+            asked.settings = _settings(path, name, value, asked.lines)
+        elif name == "variants":
+            asked.variants = _variants(path, value, asked.lines)
         elif name in _SINGLE:
             asked.single[name] = _text(path, name, value, _SINGLE[name])
         elif name == "seeds" and isinstance(value, yaml.ScalarNode):
@@ -230,14 +236,25 @@ def _list(path: Path, name: str, node: yaml.Node, check: Callable[[str], object]
     return list(dict.fromkeys(_text(path, name, each, check) for each in values))
 
 
-def _read_settings(path: Path, node: yaml.Node, asked: _Read) -> None:
+def _settings(path: Path, field_name: str, node: yaml.Node, lines: dict[str, int]) -> dict[str, str]:
+    """Settings by name; `lines` learns where each stands."""
     with _at(path, node):
         if not isinstance(node, yaml.MappingNode):
-            raise UserError("`set` holds settings by name, like `set: {schedule: cosine}`")
+            raise UserError(f"`{field_name}` holds settings by name, like {{schedule: cosine}}")
+    found: dict[str, str] = {}
     for key, value in node.value:
-        name = _text(path, "set", key, lambda text: None)
+        name = _text(path, field_name, key, lambda text: None)
         with _at(path, key):
-            if name in asked.settings:
+            if name in found:
                 raise UserError(f"{name!r} is set twice: leave one of them out")
-        asked.settings[name] = _text(path, name, value, lambda text: None)
-        asked.lines[name] = key.start_mark.line + 1
+        check = _SINGLE[name] if name in _OF_THE_MEMORY else lambda text: None
+        found[name] = _text(path, name, value, check)
+        lines[name] = key.start_mark.line + 1
+    return found
+
+
+def _variants(path: Path, node: yaml.Node, lines: dict[str, int]) -> list[dict[str, str]]:
+    with _at(path, node):
+        if not isinstance(node, yaml.SequenceNode) or not node.value:
+            raise UserError("`variants` is a list of settings, like [{}, {schedule: cosine}]")
+    return [_settings(path, "variants", each, lines) for each in node.value]
