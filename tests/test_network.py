@@ -12,7 +12,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.backbones.contract import BackboneConfig
 from edge_hpcr.learner.backbones.reduced_resnet18 import ReducedResNet18
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.optimise import KINDS, WARM_UP, Optimiser, WeightAverage
+from edge_hpcr.learner.optimise import KINDS, WARM_UP, Optimiser, WeightAverage, orthogonalised
 
 pytestmark = pytest.mark.computes
 
@@ -251,9 +251,35 @@ def test_adams_memory_of_old_proxies_moves_with_them_and_a_new_one_starts_at_zer
     assert all(torch.equal(shrunk[name], before[name]) for name in others) and "proxies.step" in others
 
 
-def test_an_optimisers_state_continues_in_another_optimiser() -> None:
+@pytest.mark.parametrize("shape", [(20, 27), (40, 360), (40, 12)], ids=str)
+def test_orthogonalising_keeps_the_directions_of_a_matrix_and_evens_out_their_sizes(shape) -> None:
+    left, _, right = torch.linalg.svd(normal(*shape), full_matrices=False)
+    sizes = torch.logspace(0, -1, min(shape))
+    made_even = left.T @ orthogonalised(left @ sizes.diag() @ right) @ right.T
+    assert ((made_even.diag() > 0.5) & (made_even.diag() < 1.3)).all()
+    assert (made_even - made_even.diag().diag()).abs().max() < 1e-3
+
+
+def test_muon_moves_a_convolution_by_a_share_of_its_weights_and_the_rest_as_sgd_does() -> None:
+    network, other = (with_classes(made((8, 8), **SMALL), 3) for _ in range(2))
+    before = {name: each.detach().clone() for name, each in network.named_parameters()}
+    steps(network, Optimiser("muon", 0.01, network), 1, seed=1)
+    steps(other, Optimiser("sgd", 0.01, other), 1, seed=1)
+    for name, each in network.named_parameters():
+        if each.dim() != 4:
+            assert torch.equal(each, other.get_parameter(name)), name
+            continue
+        old = before[name] * len(each) ** 0.5 / before[name].norm()
+        sizes = torch.linalg.svdvals((each.detach() - old).flatten(1)) / 0.01
+        assert 0.5 < sizes[0] < 1.3, name
+        downhill = torch.sum((each.detach() - old) * each.grad)
+        assert downhill < 0, name
+
+
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_an_optimisers_state_continues_in_another_optimiser(kind: str) -> None:
     networks = [with_classes(made((8, 8), **SMALL), 3) for _ in range(2)]
-    optimisers = [Optimiser("adam", 0.01, network) for network in networks]
+    optimisers = [Optimiser(kind, 0.01, network) for network in networks]
     steps(networks[0], optimisers[0], 3, seed=1)
     networks[1].load_state_dict(networks[0].state_dict())
     optimisers[1].load_state({name: value.clone() for name, value in optimisers[0].state().items()})
