@@ -145,6 +145,10 @@ def test_one_file_a_run_and_a_table_of_all(folder, tmp_path, capsys):
         assert set(result["classes"]) < set(COLOURS)
         assert result["bytes"]["total"] > 0
         assert result["prediction_ms"]["p50"] > 0
+        # Of one life: each of the second labels was a question first.
+        one_life = result["order"] == "shuffled"
+        assert [2 * share in (0, 1, 2) for share in result["test_then_train"].values()] == [True] * one_life
+    assert said.count("Test-then-train") == 1
 
 
 @pytest.mark.slow

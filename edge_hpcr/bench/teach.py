@@ -252,15 +252,21 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
     contestant = _contestant(config)
     accuracy: dict[str, float] = {}
     honesty: dict[str, dict[str, float]] = {}
+    test_then_train: dict[str, float] = {}
     done = 0
     for count in config.labels:
         lesson = draw.lesson(config.order, count)
         if config.order != "shuffled":  # more labels a class are another life, not a longer one
             contestant, done = _contestant(config), 0
+        right = []
         for sample, class_id in zip(
             inputs[lesson[done:]], pictures.labels[lesson[done:]].tolist(), strict=True
         ):
+            if done:  # every class was taught before
+                right.append(contestant.predict(sample[None])[0] == class_id)
             contestant.teach(sample, class_id)
+        if right:
+            test_then_train[str(count)] = float(np.mean(right))
         done = len(lesson)
         contestant.practise()
         said = np.concatenate([contestant.predict(part) for part in inputs.batches(draw.tested)])
@@ -279,6 +285,7 @@ def _taught(config: TeachConfig, pictures: Pictures) -> dict[str, Any]:
         "seed": config.seed,
         "classes": [pictures.class_names[c] for c in draw.classes],
         "accuracy": accuracy,
+        "test_then_train": test_then_train,
         "honesty": honesty,
         "test_pictures": len(draw.tested),
         "bytes": contestant.bytes(),

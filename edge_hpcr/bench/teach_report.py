@@ -142,6 +142,24 @@ def _honesty(contestants: Sequence[Lessons]) -> list[str]:
     ]
 
 
+def _test_then_train(contestants: Sequence[Lessons]) -> list[str]:
+    """A table of answers given right before a label was taught, for one life of many labels."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for one in contestants:
+        for result in one.results:
+            for count, share in result.get("test_then_train", {}).items():
+                found.setdefault(one.title, {}).setdefault(count, []).append(share)
+    if not found:
+        return []
+    counts = [str(count) for count in contestants[0].counts[1:]]
+    rows = [[title, *(Estimate.of(own.get(each, [])).text for each in counts)] for title, own in found.items()]
+    return [
+        "Test-then-train: labels answered right before they were taught, in percent of those since the column before "
+        "(the first number of labels a class has none):",
+        markdown(["contestant", *(f"up to {each} labels" for each in counts)], rows, left=1),
+    ]
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(section(lessons) for lessons in group(results))
 
@@ -161,6 +179,7 @@ def section(contestants: Sequence[Lessons]) -> str:
             f"## {contestants[0].heading}",
             f"Accuracy after so many labels a class, on {pictures:,.0f} test pictures a draw:",
             markdown(head, accuracy, left=1),
+            *_test_then_train(contestants),
             *_honesty(contestants),
             "Cost, mean over the draws:",
             markdown(
