@@ -175,14 +175,18 @@ class Trainer:
         now = time.time()
         return dict(until(lambda: (found := self.status())["at"] > now and found, self))
 
-    def classes(self) -> int:
-        """That the current version knows; 0 before there is one."""
+    def current(self) -> tuple[int, int]:
+        """The version, and how many classes it knows; 0 and 0 before there is one."""
         exports = self.workspace / "exports"
         try:
             latest = json.loads((exports / "latest.json").read_text())
-            return len(json.loads((exports / latest["folder"] / "manifest.json").read_text())["classes"])
+            manifest = json.loads((exports / latest["folder"] / "manifest.json").read_text())
         except OSError:
-            return 0
+            return 0, 0
+        return latest["version"], len(manifest["classes"])
+
+    def classes(self) -> int:
+        return self.current()[1]
 
 
 def until(condition: Callable[[], Any], trainer: Trainer, patience: float = PATIENCE) -> Any:
@@ -350,22 +354,22 @@ def measure_label(folder: Path, quick: bool) -> Facts:
             taken = [_label(trainer, seen, frames, name, shown[name][0]) for name in tqdm(new, disable=None)]
     slowest = max(each["total"] for each in taken)
     said = [
-        f"{each['class']}: published after {each['published']:.1f} s, answered after {each['total']:.1f} s"
-        for each in taken
+        f"{each.pop('class')}: {', '.join(f'{what} after {took:.1f} s' for what, took in each.items())}"
+        for each in map(dict, taken)
     ]
     return {"seconds": taken, "slowest": slowest, "passed": slowest < LABEL_SECONDS, "said": said}
 
 
 @contextmanager
-def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[str]]:
-    """A device in a process of its own; the list grows with the best class of each frame that it answers."""
+def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[tuple[str, int]]]:
+    """A device in a process of its own; the list grows with the best class and the version of each answer."""
     models = ("--models", f"http://127.0.0.1:{trainer.port}", "--token", str(trainer.token))
     source = ("--source", f"watch:{frames}", "--cpu", "--threads", "1", "--top", "1")
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
 
     def read(lines: IO[str]) -> None:
-        for line in lines:
-            seen.append(str(json.loads(line)["top"][0]["name"]))
+        for answer in map(json.loads, lines):
+            seen.append((answer["top"][0]["name"], answer["version"]))
 
     with subprocess.Popen(
         [sys.executable, "-m", "export.runtime", *models, *source],
@@ -386,7 +390,9 @@ def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[str]
             reader.join()
 
 
-def _label(trainer: Trainer, seen: list[str], frames: Path, name: str, image: np.ndarray) -> dict[str, Any]:
+def _label(
+    trainer: Trainer, seen: list[tuple[str, int]], frames: Path, name: str, image: np.ndarray
+) -> dict[str, Any]:
     """A device has sent this picture back; somebody labels it, while the device goes on seeing the same."""
     _, encoded = cv2.imencode(".jpg", image[..., ::-1])
     path = f"/devices/bench/frames/{name.replace(' ', '-')}"
@@ -397,24 +403,33 @@ def _label(trainer: Trainer, seen: list[str], frames: Path, name: str, image: np
     until(lambda: trainer.status()["phase"] == "idle", trainer)
     _show(frames, image)
     until(lambda: bool(seen), trainer)
-    assert name not in seen, f"{name} is known before it was taught"
-    known, begun, published = trainer.classes(), time.monotonic(), 0.0
+    assert name not in {each for each, _ in seen}, f"{name} is known before it was taught"
+    known, begun, after = trainer.classes(), time.monotonic(), dict[str, float]()
+    version = 0  # the first that knows the class
+
+    def note(what: str, has_happened: bool) -> None:
+        if has_happened:
+            after.setdefault(what, time.monotonic() - begun)
+
     command = ["label", str(trainer.workspace), str(sample), name, "--create"]
     with subprocess.Popen(
         [sys.executable, "-m", "edge_hpcr", *command], cwd=ROOT, stdout=subprocess.DEVNULL
     ) as label:
-        while name not in seen:
+        while "total" not in after:
             _show(frames, image)
-            if not published and trainer.classes() > known:
-                published = time.monotonic() - begun
+            current, classes = trainer.current()
+            version = version or (current if classes > known else 0)
+            note("labelled", label.poll() == 0)
+            note("published", version > 0)
+            note("swapped", 0 < version <= seen[-1][1])
+            note("total", name in {each for each, _ in seen})
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(f"{name} did not reach the device")
             time.sleep(0.5)
-        total = time.monotonic() - begun
         assert label.wait() == 0
     for left in frames.iterdir():
         left.unlink()
-    return {"class": name, "published": published or total, "total": total}
+    return {"class": name, **after}
 
 
 def _show(frames: Path, image: np.ndarray) -> None:
