@@ -4,6 +4,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,17 @@ def test_a_request_that_comes_in_pieces_is_answered_too(workspace: Path):
                 time.sleep(0.005)
             connection.sendall(whole[40:])
             assert connection.recv(100).startswith(b"HTTP/1.1 304")
+
+
+def test_connections_on_which_nothing_is_said_keep_no_device_out(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ExportsServer, "most_connections", 64)
+    with running(workspace) as server, ExitStack() as silent:
+        for _ in range(100):
+            silent.enter_context(socket.create_connection(("127.0.0.1", server.server_address[1]), 20))
+        etag = ask(server, LATEST)[0].getheader("ETag")
+        assert ask(server, LATEST, If_None_Match=etag)[0].status == 304
 
 
 def test_two_requests_at_once_have_two_answers(workspace: Path):
