@@ -12,7 +12,7 @@ from device_parts import publish
 from fleet_parts import TOKEN, ask, make_workspace, running
 
 from benchmarks import simulated_devices
-from export.publish.polls import LARGEST, parse_poll
+from export.publish.polls import LARGEST, LARGEST_ANSWER, parse_poll
 from export.publish.serve import ExportsServer
 from export.publish.versions import stage
 
@@ -53,31 +53,42 @@ def say(server: ExportsServer, request: bytes) -> bytes:
 
 
 @on_linux
-def test_a_device_that_has_the_version_is_told_so_without_a_thread(workspace: Path, threads: list[object]):
+def test_a_device_is_told_the_version_and_that_it_has_it_without_a_thread(
+    workspace: Path, threads: list[object]
+):
     with running(workspace) as server:
-        first, _ = ask(server, LATEST, Device_Id="cam-1")
-        etag = first.getheader("ETag")
-        assert (first.status, len(threads)) == (200, 1)
+        reply, body = ask(server, LATEST, Device_Id="cam-1")
+        etag = reply.getheader("ETag")
+        assert (reply.status, body) == (200, (workspace / "exports" / "latest.json").read_bytes())
         for _ in range(3):
             reply, body = ask(server, LATEST, Device_Id="cam-1", If_None_Match=etag)
             assert (reply.status, body, reply.getheader("ETag")) == (304, b"", etag)
-        assert len(threads) == 1
+        assert threads == []
 
 
 @on_linux
-def test_both_ways_say_the_same(workspace: Path, threads: list[object]):
+@pytest.mark.parametrize("has", [{}, {"If_None_Match": "*"}])
+def test_both_ways_say_the_same(workspace: Path, threads: list[object], has: dict[str, str]):
     with running(workspace) as server:
-        etag = ask(server, LATEST)[0].getheader("ETag")
-        short, _ = ask(server, LATEST, If_None_Match=etag)
-        # Asked for a part, which is for the handler; what has not changed has no parts.
-        long, _ = ask(server, LATEST, If_None_Match=etag, Range="bytes=0-5")
-        assert (short.status, long.status, len(threads)) == (304, 304, 2)
+        short, body = ask(server, LATEST, **has)
+        # A range that is none gives all of it, by the handler.
+        long, same = ask(server, LATEST, **has, Range="all")
+        assert (short.status, body, len(threads)) == (long.status, same, 1)
         one, other = (
             {name: value.strip() for name, value in each.getheaders() if name != "Date"}
             for each in (short, long)
         )
         assert one == {**other, "Connection": "close"}
         assert short.getheader("Date") and long.getheader("Date")
+
+
+@on_linux
+def test_a_large_latest_is_left_to_a_thread_and_comes_whole(workspace: Path, threads: list[object]):
+    latest = workspace / "exports" / "latest.json"
+    latest.write_bytes(latest.read_bytes() + b" " * LARGEST_ANSWER)
+    with running(workspace) as server:
+        assert ask(server, LATEST)[1] == latest.read_bytes()
+        assert len(threads) == 1
 
 
 def test_a_version_that_becomes_current_is_seen_by_the_next_poll(workspace: Path):
@@ -170,7 +181,6 @@ GOOD = b'GET /latest.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nIf-N
         GOOD.replace(b"1.1", b"1.0") + b"\r\n",
         GOOD.replace(b"GET", b"HEAD") + b"\r\n",
         GOOD.replace(b"/latest", b"//latest") + b"\r\n",
-        GOOD.replace(b"If-None-Match", b"If-Match") + b"\r\n",
         GOOD + b"X: " + b"x" * LARGEST,
         b"",
         b"\x16\x03\x01\x00",

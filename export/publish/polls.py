@@ -1,4 +1,4 @@
-"""The request that a fleet makes all day long: a device asks for latest.json with the ETag of what it has.
+"""The request that a fleet makes all day long: a device asks for latest.json, with the ETag of what it has.
 
 It is read and answered in the thread that accepts connections: a thread for each, and the standard library's reading of
 headers, cost several times as much processor time, which the learner beside the server would like to have.
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from export.device.manifest import LATEST
 
 LARGEST = 4096  # bytes of a request
+LARGEST_ANSWER = 8192  # bytes of a latest.json: with its headers, a new connection takes it at once
 REMEMBERED = 2048  # requests: a device sends the same bytes every time
 DEFERRED_SECONDS = 1  # that the system keeps back a connection on which nothing has been sent
 _FIRST_LINE = f"GET /{LATEST} HTTP/1.1"
@@ -29,7 +30,7 @@ class Poll(NamedTuple):
 
     authorization: str | None
     device: str | None
-    has: str  # If-None-Match
+    has: str | None  # If-None-Match
 
 
 def accept_with_request(listening: socket.socket) -> None:
@@ -62,20 +63,18 @@ def parse_poll(data: bytes) -> Poll | None:
     headers = {name.lower(): value.strip() for name, _, value in pairs}
     # Not with one that is there twice, a line that continues the one before, or another request behind this one.
     is_plain = len(headers) == len(pairs) and all(name.replace("-", "").isalnum() for name in headers)
-    has = headers.get("if-none-match")
-    if has is None or not is_plain or any(name in headers for name in _LEFT_TO_OTHERS):
+    if not is_plain or any(name in headers for name in _LEFT_TO_OTHERS):
         return None
-    return Poll(headers.get("authorization"), headers.get("device-id"), has)
+    return Poll(*(headers.get(name) for name in ("authorization", "device-id", "if-none-match")))
 
 
-def say_unchanged(connection: socket.socket, headers: Mapping[str, str]) -> None:
-    """Answer the poll that waits on the connection: the device has it already. It is the last answer on it."""
-    status = HTTPStatus.NOT_MODIFIED
+def answer(connection: socket.socket, status: HTTPStatus, headers: Mapping[str, str], body: bytes) -> None:
+    """Answer the poll that waits on the connection; it is the last answer on it."""
     sent = {"Date": _date(int(time.time())), **headers, "Connection": "close"}
     head = [f"HTTP/1.1 {status:d} {status.phrase}", *(f"{name}: {value}" for name, value in sent.items())]
     # Taken first: a connection that is closed with something unread would take the answer back.
     connection.recv(LARGEST, socket.MSG_DONTWAIT)
-    connection.send("\r\n".join([*head, "", ""]).encode("latin-1"), socket.MSG_DONTWAIT)
+    connection.send("\r\n".join([*head, "", ""]).encode("latin-1") + body, socket.MSG_DONTWAIT)
 
 
 @lru_cache(1)

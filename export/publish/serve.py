@@ -138,18 +138,22 @@ class ExportsServer(LimitedServer):
             super().process_request(request, client_address)
 
     def _answer_poll(self, request: socket.socket) -> bool:
-        """Tell a device that has the current version so; False if this is anything else, which has no answer yet."""
+        """Tell a device which version is current, or that it has it; False if this is anything else, not answered yet."""
         poll = polls.waiting_poll(request)
         if poll is None or self.refusal(poll.authorization, poll.device) is not None:
             return False
         try:
-            _, digest = self._current(poll.device)
+            data, digest = self._current(poll.device)
         except BadModel:
             return False
-        etag = f'"{digest}"'
-        if not _matches(poll.has, etag):
+        if len(data) > polls.LARGEST_ANSWER:
             return False
-        polls.say_unchanged(request, {"Server": Handler.server_version, **NOSNIFF, **_of_a_file(etag)})
+        headers = {"Server": Handler.server_version, **NOSNIFF, **_of_a_file(f'"{digest}"')}
+        if _matches(poll.has, headers["ETag"]):
+            polls.answer(request, HTTPStatus.NOT_MODIFIED, headers, b"")
+        else:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            polls.answer(request, HTTPStatus.OK, headers, data)
         return True
 
     def refusal(self, authorization: str | None, device: str | None) -> HTTPStatus | None:
