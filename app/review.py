@@ -14,6 +14,7 @@ from edge_hpcr.live.suspicious import Suspicion
 from edge_hpcr.workspace.label_queue import UNKNOWN, rank
 from edge_hpcr.workspace.queries import Queries, reading
 from edge_hpcr.workspace.records import SampleRow
+from export.publish.intake import sender_in
 
 STATES = {"queue": "queued", "labelled": "labelled"}  # of the samples in a view
 PAGE = 60
@@ -77,7 +78,11 @@ def source_of(origin: str) -> str:
 
     >>> source_of("camera 0"), source_of("/parts/mug/1.png"), source_of("uploaded a.zip/mug/1.png")
     ('camera 0', '/parts/mug', 'uploaded a.zip')
+    >>> source_of("device cam-1, unsure: mug")
+    'device cam-1'
     """
+    if device := sender_in(origin):
+        return device
     if "://" in origin or "/" not in origin:
         return origin
     archive, found, _ = origin.partition(".zip/")

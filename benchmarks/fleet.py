@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from typing import IO, Annotated, Any
 
 import cv2
 import numpy as np
+import psutil
 from tqdm import tqdm
 from typer import Argument, Option
 
@@ -68,6 +70,7 @@ def figures(kept: dict[str, Any]) -> str:
     rows, machine = [], {}
     if polls := kept.get("polls"):
         machine, answer, many = polls, polls["answer_ms"], polls["download"]
+        server, simulation = polls["processor"]["server"], polls["processor"]["simulation"]
         asked = f"{polls['devices']} devices that ask every second, while it learns"
         rows += [
             [
@@ -76,9 +79,19 @@ def figures(kept: dict[str, Any]) -> str:
                 f"< {P95_MS:.0f} ms",
             ],
             [
-                f"the same: learning slower by (median of {polls['rounds']} rounds of {polls['seconds']:.0f} s)",
+                f"the same: learning slower by (median of {polls['rounds']} rounds of {polls['seconds']} s)",
                 f"{polls['slowdown']:.1%}",
                 f"<= {MOST_SLOWDOWN:.0%}",
+            ],
+            [
+                "the same: processor time of the trainer's server, per request and as a share of a core",
+                f"{server['ms_per_request']:.2f} ms, {server['share_of_a_core']:.1%}",
+                "",
+            ],
+            [
+                "the same: of the simulated devices, which share the learner's processors as real ones would not",
+                f"{simulation['ms_per_request']:.2f} ms, {simulation['share_of_a_core']:.1%}",
+                "",
             ],
             [
                 f"a version of {many['bytes'] / 1e6:.1f} MB, fetched by {many['devices']} devices at once",
@@ -145,6 +158,12 @@ class Trainer:
             self.process.kill()
             self.log.close()
 
+    def server_seconds(self) -> float:
+        """Processor time of the process that serves, so far."""
+        (server,) = psutil.Process(self.process.pid).children()
+        used = server.cpu_times()
+        return float(used.user + used.system)
+
     def said(self) -> list[str]:
         return (self.folder / "learn.log").read_text().splitlines()
 
@@ -156,14 +175,18 @@ class Trainer:
         now = time.time()
         return dict(until(lambda: (found := self.status())["at"] > now and found, self))
 
-    def classes(self) -> int:
-        """That the current version knows; 0 before there is one."""
+    def current(self) -> tuple[int, int]:
+        """The version, and how many classes it knows; 0 and 0 before there is one."""
         exports = self.workspace / "exports"
         try:
             latest = json.loads((exports / "latest.json").read_text())
-            return len(json.loads((exports / latest["folder"] / "manifest.json").read_text())["classes"])
+            manifest = json.loads((exports / latest["folder"] / "manifest.json").read_text())
         except OSError:
-            return 0
+            return 0, 0
+        return latest["version"], len(manifest["classes"])
+
+    def classes(self) -> int:
+        return self.current()[1]
 
 
 def until(condition: Callable[[], Any], trainer: Trainer, patience: float = PATIENCE) -> Any:
@@ -195,11 +218,11 @@ def pictures(count: int) -> dict[str, list[np.ndarray]]:
 
 def measure_polls(folder: Path, quick: bool) -> Facts:
     """The learner's steps a second with and without devices that ask, in turns; then all download a version at once."""
-    rounds, seconds = (2, 5.0) if quick else (8, 15.0)
+    rounds, seconds = (2, 5) if quick else (8, 15)
     learning = ("--set", "idle_share=1.0", "--set", "idle_steps=100000000")
     source = ("--source", "workbench", "--labels", "folders", "--fps", "2")
     rates: dict[bool, list[float]] = {True: [], False: []}
-    polling = devices.Polling(0, TOKEN, DEVICES)
+    served = 0.0
     with Trainer(folder, *source, *learning) as trainer:
         until(trainer.classes, trainer)
         polling = devices.Polling(trainer.port, TOKEN, DEVICES)
@@ -207,21 +230,32 @@ def measure_polls(folder: Path, quick: bool) -> Facts:
             for asked in (True, False) if number % 2 else (False, True):
                 before = trainer.fresh_status()
                 if asked:
-                    asyncio.run(polling.run(seconds))
+                    used = trainer.server_seconds()
+                    polling.run(seconds)
+                    served += trainer.server_seconds() - used
                 else:
                     time.sleep(seconds)
                 after = trainer.fresh_status()
                 rates[asked].append((after["step"] - before["step"]) / (after["at"] - before["at"]))
         downloads = _download(trainer)
     slowdown = 1 - float(np.median(np.array(rates[True]) / np.array(rates[False])))
-    p50, p95 = (1e3 * float(each) for each in np.percentile(polling.took, [50, 95]))
-    errors = {name: count for name, count in polling.statuses.items() if name not in ("200", "204", "304")}
+    took = 1e3 * np.array([each for _, each in polling.answers])
+    p50, p95 = map(float, np.percentile(took, [50, 95]))
+    errors = Counter(status for status, _ in polling.answers if status not in ("200", "204", "304"))
     facts = {
         "devices": DEVICES,
-        "requests": len(polling.took),
-        "requests_per_second": len(polling.took) / (rounds * seconds),
-        "answer_ms": {"p50": p50, "p95": p95, "max": 1e3 * max(polling.took)},
+        "requests": len(took),
+        "requests_per_second": len(took) / (rounds * seconds),
+        "answer_ms": {"p50": p50, "p95": p95, "max": float(max(took))},
         "errors": errors,
+        "processor": {
+            name: {
+                "seconds": used,
+                "ms_per_request": 1e3 * used / len(took),
+                "share_of_a_core": used / (rounds * seconds),
+            }
+            for name, used in (("server", served), ("simulation", polling.processor_seconds))
+        },
         "steps_per_second": {"asked": rates[True], "left_alone": rates[False]},
         "slowdown": slowdown,
         "download": downloads,
@@ -233,7 +267,11 @@ def measure_polls(folder: Path, quick: bool) -> Facts:
         "said": [
             f"{DEVICES} devices: {facts['requests_per_second']:.0f} requests a second, p50 {p50:.1f} ms, p95 {p95:.1f} ms, "
             f"errors {errors or 'none'}",
-            f"learning slowed by {slowdown:.1%} (median of {rounds} rounds of {seconds:.0f} s)",
+            f"learning slowed by {slowdown:.1%} (median of {rounds} rounds of {seconds} s)",
+            *(
+                f"{name}: {used['ms_per_request']:.2f} ms of a processor per request, {used['share_of_a_core']:.1%} of a core"
+                for name, used in facts["processor"].items()
+            ),
             f"a version of {downloads['bytes'] / 1e6:.1f} MB on all of them after {downloads['seconds']:.1f} s",
         ]
     }
@@ -316,22 +354,22 @@ def measure_label(folder: Path, quick: bool) -> Facts:
             taken = [_label(trainer, seen, frames, name, shown[name][0]) for name in tqdm(new, disable=None)]
     slowest = max(each["total"] for each in taken)
     said = [
-        f"{each['class']}: published after {each['published']:.1f} s, answered after {each['total']:.1f} s"
-        for each in taken
+        f"{each.pop('class')}: {', '.join(f'{what} after {took:.1f} s' for what, took in each.items())}"
+        for each in map(dict, taken)
     ]
     return {"seconds": taken, "slowest": slowest, "passed": slowest < LABEL_SECONDS, "said": said}
 
 
 @contextmanager
-def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[str]]:
-    """A device in a process of its own; the list grows with the best class of each frame that it answers."""
+def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[tuple[str, int]]]:
+    """A device in a process of its own; the list grows with the best class and the version of each answer."""
     models = ("--models", f"http://127.0.0.1:{trainer.port}", "--token", str(trainer.token))
     source = ("--source", f"watch:{frames}", "--cpu", "--threads", "1", "--top", "1")
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
 
     def read(lines: IO[str]) -> None:
-        for line in lines:
-            seen.append(str(json.loads(line)["top"][0]["name"]))
+        for answer in map(json.loads, lines):
+            seen.append((answer["top"][0]["name"], answer["version"]))
 
     with subprocess.Popen(
         [sys.executable, "-m", "export.runtime", *models, *source],
@@ -352,7 +390,9 @@ def _runtime(trainer: Trainer, folder: Path, frames: Path) -> Iterator[list[str]
             reader.join()
 
 
-def _label(trainer: Trainer, seen: list[str], frames: Path, name: str, image: np.ndarray) -> dict[str, Any]:
+def _label(
+    trainer: Trainer, seen: list[tuple[str, int]], frames: Path, name: str, image: np.ndarray
+) -> dict[str, Any]:
     """A device has sent this picture back; somebody labels it, while the device goes on seeing the same."""
     _, encoded = cv2.imencode(".jpg", image[..., ::-1])
     path = f"/devices/bench/frames/{name.replace(' ', '-')}"
@@ -363,24 +403,33 @@ def _label(trainer: Trainer, seen: list[str], frames: Path, name: str, image: np
     until(lambda: trainer.status()["phase"] == "idle", trainer)
     _show(frames, image)
     until(lambda: bool(seen), trainer)
-    assert name not in seen, f"{name} is known before it was taught"
-    known, begun, published = trainer.classes(), time.monotonic(), 0.0
+    assert name not in {each for each, _ in seen}, f"{name} is known before it was taught"
+    known, begun, after = trainer.classes(), time.monotonic(), dict[str, float]()
+    version = 0  # the first that knows the class
+
+    def note(what: str, has_happened: bool) -> None:
+        if has_happened:
+            after.setdefault(what, time.monotonic() - begun)
+
     command = ["label", str(trainer.workspace), str(sample), name, "--create"]
     with subprocess.Popen(
         [sys.executable, "-m", "edge_hpcr", *command], cwd=ROOT, stdout=subprocess.DEVNULL
     ) as label:
-        while name not in seen:
+        while "total" not in after:
             _show(frames, image)
-            if not published and trainer.classes() > known:
-                published = time.monotonic() - begun
+            current, classes = trainer.current()
+            version = version or (current if classes > known else 0)
+            note("labelled", label.poll() == 0)
+            note("published", version > 0)
+            note("swapped", 0 < version <= seen[-1][1])
+            note("total", name in {each for each, _ in seen})
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(f"{name} did not reach the device")
             time.sleep(0.5)
-        total = time.monotonic() - begun
         assert label.wait() == 0
     for left in frames.iterdir():
         left.unlink()
-    return {"class": name, "published": published or total, "total": total}
+    return {"class": name, **after}
 
 
 def _show(frames: Path, image: np.ndarray) -> None:

@@ -31,6 +31,7 @@ from benchmarks.runner import (
 )
 from edge_hpcr.bench.datasets import load
 from edge_hpcr.commands import cli
+from edge_hpcr.common.errors import one_of
 from edge_hpcr.learner.backbones import backbone_class
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.learner.learner import Learner, LearnerConfig
@@ -81,13 +82,21 @@ commands = cli.new_commands()
 @commands.command()
 def latency(
     out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/latency.json"),
+    size: Annotated[
+        int | None, Option(metavar="N", help="only the network at so many pixels", show_default="all")
+    ] = None,
     quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
 ) -> None:
     """One model in torch, in ONNX Runtime and in 8 bits: latency by size, batch and threads; the time to publish, to
     load and to swap; memory. Goals that are missed are marked.
     """
     check_writable(out)
-    result = measure(QUICK if quick else Plan())
+    plan = QUICK if quick else Plan()
+    if size is not None:
+        networks = {str(each): (name, each) for name, each in Plan().networks}
+        one_of("--size", str(size), networks)
+        plan = replace(plan, networks=(networks[str(size)],))
+    result = measure(plan)
     keep_with_page(out, result, tables(result), "python -m benchmarks.latency")
 
 

@@ -17,6 +17,7 @@ from test_device_runtime import add, run
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
+from edge_hpcr.workspace.settings import Settings
 from export.__main__ import main
 from export.device.hot_swap import HotSwap
 from export.device.http_models import HttpModels
@@ -24,6 +25,8 @@ from export.device.manifest import Latest, read_latest
 from export.device.model_source import Loading, LocalModels
 from export.device.signing import SIGNATURE, PublicKey, Trust
 from export.publish.keys import PrivateKey, make_keys
+from export.publish.publish import publish as publish_snapshot
+from export.publish.snapshot import snapshot_of
 
 
 class Signer:
@@ -330,6 +333,27 @@ def test_what_is_published_signed_runs_on_a_device_with_the_key_through_rollback
     assert main(["rollback", "--workspace", workspace]) == 2
     assert "the private key" in capsys.readouterr().err
     assert not device.look() and device.classifier.info.version == 2
+
+
+@pytest.mark.slow
+def test_a_running_learner_that_saves_its_settings_keeps_the_key_that_was_named_meanwhile(
+    signer: Signer, tmp_path: Path
+):
+    one = Teaching(tmp_path / "w")
+    try:
+        one.teach(0)
+        publish_snapshot(one.exports, snapshot_of(one.live), variants=())
+        assert main(["sign", "--workspace", str(tmp_path / "w"), "--sign", str(signer.private)]) == 0
+        one.workspace.change_settings(queue_samples=9)
+        one.teach(1)
+        publish_snapshot(one.exports, snapshot_of(one.live), variants=())
+        assert read_latest(one.exports).version == 2 and read_latest(one.exports).signature is not None
+        one.workspace.change_settings(publish_key="")
+        assert Settings.load(one.workspace.layout.settings).publish_key == "", (
+            "by itself it can be taken back"
+        )
+    finally:
+        one.close()
 
 
 @pytest.mark.slow

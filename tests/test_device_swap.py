@@ -12,7 +12,7 @@ from device_parts import NAMES, frame_of, manifest_of, many_swaps, point_at, pub
 
 from edge_hpcr.common.errors import UserError
 from export.device.errors import BadModel, Unavailable
-from export.device.hot_swap import HotSwap
+from export.device.hot_swap import FEWEST_COMPARED, REMEMBERED, HotSwap
 from export.device.manifest import read_manifest, read_plain_file
 from export.device.model import Classifier
 from export.device.model_source import Loading, LocalModels
@@ -129,6 +129,30 @@ def test_a_model_that_agrees_too_rarely_is_refused_if_asked(exports: Path, said:
     assert not swap.look()
     assert "agrees with v1 on 0 of the last 4 frames only" in said[-1]
     assert swap.classifier.info.version == 1
+
+
+@pytest.mark.parametrize(("seconds", "compared"), [(0.0, FEWEST_COMPARED), (3600.0, REMEMBERED)])
+def test_a_comparison_that_takes_long_ends_after_a_few_frames(
+    swap: HotSwap,
+    exports: Path,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    compared: int,
+):
+    """A device that answers slowly would otherwise be the last to know what was taught."""
+    monkeypatch.setattr("export.device.hot_swap.COMPARE_SECONDS", seconds)
+    for number in range(2 * REMEMBERED):
+        swap.remember(frame_of(NAMES[number % 4], 16, 16))
+    publish(exports, 2)
+    assert swap.look()
+    assert f"same answer on {compared} of the last {compared} frames" in said[-1]
+
+
+def test_a_swap_that_takes_long_does_not_put_off_the_next_look(exports: Path):
+    swap = HotSwap(LocalModels(exports), Loading("cpu", 1), print, poll=5.0)
+    assert [swap._pause(took, swapped=True) for took in (1.0, 9.0)] == [4.0, 0.0]
+    assert swap._pause(9.0, swapped=False) == 5.0, "a server that hangs is left alone for a while"
 
 
 def test_a_model_for_another_image_size_and_with_more_classes_is_taken(tmp_path: Path, said: list[str]):

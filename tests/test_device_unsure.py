@@ -1,8 +1,6 @@
 """Frames that are worth a label: chosen, kept on the device while the trainer is away, sent once, oldest first."""
 
-import errno
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -204,21 +202,6 @@ def test_beyond_the_bound_on_the_disk_frames_are_dropped_and_told_once(
     stored = [path.stat().st_size for path in tmp_path.rglob("*.frame")]
     assert len(stored) == health.unsure_waiting and sum(stored) <= 3 * size
     assert len([line for line in said if "--unsure-disk" in line]) == 1
-
-
-def test_a_full_disk_is_told_once_and_frames_go_on(
-    tmp_path: Path, health: Health, said: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    # Only what stores frames: a disk that is full for everything cannot be made here.
-    monkeypatch.setattr(unsure, "write_atomically", full)
-    frames = UnsureFrames("http://127.0.0.1:9", TOKEN, tmp_path, MANY, health)
-    wanted = taken(frames, 4)
-    frames.close()
-    assert (health.unsure_dropped, health.unsure_waiting) == (wanted, 0)
-    assert len([line for line in said if "No space left on device" in line]) == 1
 
 
 def test_a_stored_frame_that_was_damaged_is_dropped_and_the_others_are_sent(tmp_path: Path, health: Health):

@@ -91,7 +91,14 @@ def test_contestants_take_turns_and_each_begins_a_round():
     assert {name: each.shape for name, each in times.items()} == dict.fromkeys("abc", (3, 2))
 
 
-def test_wrong_input_is_one_line_and_exit_code_2(capsys):
-    assert run(latency.commands, "latency", ["--out", "file.txt"]) == 2
+@pytest.mark.parametrize(
+    ("arguments", "complaint"), [(["--out", "file.txt"], "name a .json file"), (["--size", "225"], "32")]
+)
+def test_wrong_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, complaint):
+    assert run(latency.commands, "latency", ["--out", str(tmp_path / "made.json"), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("latency: ") and "name a .json file" in line
+    assert line.startswith("latency: ") and complaint in line
+
+
+def test_the_goal_for_a_frame_while_models_change_is_set_for_the_default_network_too():
+    assert latency.GOALS[1] in latency.Plan().networks and latency.GOALS[1][1] == 224

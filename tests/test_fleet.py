@@ -98,9 +98,20 @@ def test_the_figures_of_a_measurement_become_a_table():
         "load_average": {"start": [0.1], "end": [0.2]},
         "stolen_seconds": 0.0,
     }
+    used = {"ms_per_request": 0.25, "share_of_a_core": 0.051}
+    polls = {
+        **{"devices": 200, "requests": 1000, "rounds": 2, "seconds": 5, "slowdown": 0.042},
+        "answer_ms": {"p95": 4.4},
+        "processor": {"server": used, "simulation": {**used, "share_of_a_core": 0.033}},
+        "download": {"devices": 200, "bytes": 10_000_000, "seconds": 2.5},
+    }
     kept = {
+        "polls": polls | machine,
         "frames": {"frames": 40, "frames_per_second": 33.3, **machine},
         "label": {"seconds": [{}, {}], "slowest": 9.87, **machine},
     }
     page = figures(kept)
     assert "slowest of 2 new classes" in page and "9.9 s" in page and "33.3" in page and "a machine" in page
+    assert "4.2%" in page and "0.25 ms, 5.1%" in page and "0.25 ms, 3.3%" in page, (
+        "server and simulation apart"
+    )

@@ -1,4 +1,4 @@
-"""A disk that is really full: labels that a source brings are tried again, kept, and counted at the end.
+"""A disk that is really full: labels that a source brings are tried again, kept, and counted at the end; a device goes on.
 
 It is a small one of its own, in memory; mounting it needs root.
 """
@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import pytest
 from browser_parts import wait_for
+from device_parts import frame_of, publish
+from fleet_parts import TOKEN, make_workspace, running
 from process_parts import started
 from workspace_parts import SMALL
 
@@ -19,8 +21,14 @@ from app.studio import Studio
 from benchmarks.endurance.trouble import full_disk, small_disk
 from edge_hpcr.live.feeder import Feeder
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.stream import open_stream
+from edge_hpcr.stream import Frame, open_stream
 from edge_hpcr.workspace.folder import Workspace
+from export.device.health import Health
+from export.device.hot_swap import HotSwap
+from export.device.http_models import HttpModels
+from export.device.model import Label, Result
+from export.device.model_source import Loading
+from export.device.unsure import Choice, UnsureFrames
 
 FILES = 15
 PATIENCE = 120.0
@@ -167,3 +175,46 @@ def test_the_app_counts_at_its_end_what_it_could_not_store(disk, photos):
                 lambda: any("room" in problem for problem in studio.live.problems), "word of the full disk"
             )
             assert studio.stop() > 0
+
+
+# A device -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_whose_disk_is_full_says_so_once_and_takes_the_model_when_there_is_room(disk, tmp_path):
+    workspace, said = make_workspace(tmp_path / "w"), []
+    publish(workspace / "exports", 1)
+    with running(workspace) as server:
+        models = HttpModels(f"http://127.0.0.1:{server.server_address[1]}", disk / "cache", TOKEN)
+        swap = HotSwap(models, Loading("cpu", 1), said.append)
+        assert swap.first().info.version == 1
+        publish(workspace / "exports", 2)
+        with full(disk):
+            assert not swap.look() and not swap.look()
+            assert swap.classifier.predict([frame_of("red")])[0].top[0].name == "red"
+        (trouble,) = [line for line in said if "No space left" in line]
+        assert "cannot keep models in" in trouble and "v1 goes on" in trouble
+        assert swap.look() and swap.classifier.info.version == 2
+        assert said[-2] == "models can be had again"
+
+
+def test_frames_for_a_trainer_that_find_a_full_disk_are_dropped_and_told_once(disk):
+    said = []
+    health = Health("cam-1", said.append)
+    frames = UnsureFrames("http://127.0.0.1:9", TOKEN, disk / "cache", Choice(per_minute=6000.0), health)
+
+    def offer(seeds):
+        taken = 0
+        for seed in seeds:
+            blocks = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+            frame = Frame(np.kron(blocks, np.ones((16, 16, 1), np.uint8)), "x", None, None, 1000.0)
+            taken += frames.offer(frame, Result([Label(1, "a", 0.9)], True, 0.1))
+        return taken
+
+    with full(disk):
+        wanted = offer(range(4))
+        wait_for(lambda: health.unsure_dropped == wanted, "every frame to be dropped")
+    assert len([line for line in said if "No space left on device" in line]) == 1
+    more = offer(range(10, 12))
+    wait_for(lambda: health.unsure_waiting == more, "frames to be stored again")
+    assert "frames for the trainer are stored again" in said
+    frames.close()

@@ -12,7 +12,7 @@ from export.device.manifest import read_latest
 from export.device.model import Classifier
 from export.publish.policy import Policy, Refused
 from export.publish.publish import publish
-from export.publish.publisher import Publisher, publisher_of
+from export.publish.publisher import REPLAY_SECONDS, Publisher, publisher_of
 from export.publish.snapshot import snapshot_of
 from export.publish.versions import release, rollback, rollforward, versions
 
@@ -21,10 +21,10 @@ from export.publish.versions import release, rollback, rollforward, versions
 def teaching(tmp_path):
     made, publishers = [], []
 
-    def make(policy=None, every_steps=None, every_seconds=None, **settings):
+    def make(policy=None, every_steps=None, every_seconds=None, clock=time.monotonic, **settings):
         one = Teaching(tmp_path / "w", **settings)
         made.append(one)
-        publishers.append(Publisher(one.live, policy, every_steps, every_seconds))
+        publishers.append(Publisher(one.live, policy, every_steps, every_seconds, clock=clock))
         return one, publishers[-1]
 
     yield make
@@ -186,18 +186,69 @@ def test_how_often_must_make_sense(teaching, how_often):
         teaching(**how_often)
 
 
+class Clock:
+    """A time that passes when a test says so."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
 def test_what_replay_alone_changes_waits_until_it_is_over(teaching):
-    one, publisher = teaching(every_seconds=0.01)
+    clock = Clock()
+    one, publisher = teaching(every_seconds=5.0, clock=clock)
     one.teach(0)
     publisher._try()
-    one.until(lambda: time.monotonic() - publisher._tried_at > 0.01)
+    one.live.stop()  # what it does is said here from now on
+    clock.now += 5.0
     one.live.phase = "rehearsing"
     assert not publisher._is_due(), "a version of every few steps would push out the kept ones"
-    publisher._tried_event -= 1
-    assert publisher._is_due(), "something was taught since"
-    publisher._tried_event += 1
     one.live.phase = "idle"
     assert publisher._is_due()
+    one.live.phase = "rehearsing"
+    clock.now += REPLAY_SECONDS - 5.0
+    assert publisher._is_due()
+
+
+@pytest.mark.slow
+def test_a_label_does_not_wait_because_replay_was_published_a_moment_ago(teaching):
+    clock = Clock()
+    one, publisher = teaching(every_seconds=5.0, clock=clock, idle_steps=0)
+    one.teach(0)
+    publisher._try()
+    one.live.call(one.live.learner.rehearse).result()
+    one.until(lambda: one.live.phase == "idle")
+    clock.now += 5.0
+    assert publisher._is_due(), "what replay has made of it"
+    publisher._try()
+    clock.now += 0.1
+    assert not publisher._is_due()
+    one.teach(1)
+    assert publisher._is_due()
+    publisher._try()
+    one.teach(2)
+    clock.now += 4.9
+    assert not publisher._is_due(), "labels one after the other do wait"
+    clock.now += 0.1
+    assert publisher._is_due()
+
+
+@pytest.mark.slow
+def test_a_label_whose_version_is_refused_is_tried_again_after_the_usual_time(teaching):
+    clock = Clock()
+    one, publisher = teaching(Policy(tolerance=1e-12), every_seconds=5.0, clock=clock)
+    one.teach(0)
+    one.teach(1)
+    publisher._try()
+    assert "differs from the network" in publisher.status().problem
+    one.live.stop()
+    one.live.phase = "rehearsing"
+    clock.now += 4.9
+    assert not publisher._is_due()
+    clock.now += 0.1
+    assert publisher._is_due(), "replay may have mended it: not a minute later"
 
 
 @pytest.mark.slow

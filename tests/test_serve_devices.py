@@ -4,12 +4,14 @@ import json
 import socket
 import sqlite3
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from device_parts import publish
 from fleet_parts import TOKEN, ask, make_workspace, picture, report_of, running, send_frame
 
+from app.review import source_of
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import devices as registry
 from edge_hpcr.workspace.devices import Registry, Report, devices
@@ -161,6 +163,32 @@ def test_a_frame_goes_into_the_queue_once_with_its_device_as_the_source(server, 
     assert (second.origin, second.priority) == ("device cam-2, unsure", 1.0)
     with Workspace.open(workspace) as opened:
         assert opened.report == [] and opened.image(first.id).shape == (48, 48, 3)
+
+
+def test_a_frame_says_when_its_device_saw_it_unless_its_clock_cannot_be_right(server, workspace: Path):
+    now = time.time()
+    seen = {
+        "an-hour-ago": now - 3600,
+        "in-1970": 12.5,
+        "in-the-future": now + 86_400,
+        "never": float("nan"),
+        "at-the-end": float("inf"),
+    }
+    for number, (name, at) in enumerate(seen.items()):
+        assert send_frame(server, name, "1", picture(number), Captured_At=str(at))[0].status == 201
+    said = {row.origin for row in queued(workspace)}
+    when = datetime.fromtimestamp(now - 3600, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    assert said == {
+        f"device an-hour-ago, unknown at {when}",
+        *(f"device {name}, unknown" for name in list(seen)[1:]),
+    }
+    assert {source_of(origin) for origin in said} == {f"device {name}" for name in seen}
+
+
+def test_a_time_that_is_none_is_refused(server, workspace: Path):
+    reply, said = send_frame(server, "cam-1", "1", picture(), Captured_At="yesterday")
+    assert (reply.status, said) == (400, b"Captured-At: a Unix time, in seconds\n")
+    assert queued(workspace) == []
 
 
 def test_a_frame_that_was_labelled_or_dismissed_is_not_queued_again(server, workspace: Path):

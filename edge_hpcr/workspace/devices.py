@@ -27,7 +27,7 @@ MOST_DEVICES = 10_000  # of more, those that have been silent for longest are fo
 SILENT_SECONDS = 300.0  # after which a device counts as silent
 LONGEST_TEXT = 300
 BUSY_SECONDS = 5.0
-_PLAUSIBLE_SECONDS = 366 * 86_400.0  # for which a device may have run a version, by its own clock
+PLAUSIBLE_SECONDS = 366 * 86_400.0  # that something on a device may be ago, by its own clock
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS devices (
@@ -139,7 +139,7 @@ class Registry:
             "id": check_id(device),
             "at": at,
             "version": report.version,
-            "since": at - age if 0 <= age <= _PLAUSIBLE_SECONDS else at,
+            "since": at - age if 0 <= age <= PLAUSIBLE_SECONDS else at,
             "frames": report.frames,
             "unknown": min(report.unknown, report.frames),
             "waiting": report.unsure_waiting,

@@ -100,10 +100,16 @@ class Workspace:
     def change_settings(self, **changes: object) -> Settings:
         """Change and save settings; learner and journal use at once what they can."""
         with self._changing:
-            changed = self.settings.replace(**changes)
+            changed = self.settings.replace(**{**self._written_by_others(), **changes})
             changed.save(self.layout.settings)
             self.settings, self.journal.held_out_share = changed, changed.held_out_share
             return changed
+
+    def _written_by_others(self) -> dict[str, object]:
+        """The setting that `export --sign` writes beside a running learner: it is not in the settings read at the start."""
+        with suppress(UserError):  # a file that is gone or damaged is written anew
+            return {"publish_key": Settings.load(self.layout.settings).publish_key}
+        return {}
 
     # Samples ------------------------------------------------------------------------------------------------------
 

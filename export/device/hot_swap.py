@@ -19,6 +19,8 @@ LOG = logging.getLogger(__name__)
 
 REMEMBERED = 32  # frames on which a new model is compared with the old one
 PAUSE_SHARE = 3  # times as long as trying one of them takes: a device busy with its camera must keep up
+COMPARE_SECONDS = 2.0  # after which the comparison ends: a slow device must not hold back what was taught
+FEWEST_COMPARED = 8  # frames, however long they take
 
 
 class HotSwap:
@@ -135,15 +137,22 @@ class HotSwap:
             self._thread.join(1.0)
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._poll):
+        pause = self._poll
+        while not self._stop.wait(pause):
+            begun, swapped = time.monotonic(), False
             try:
-                self.look()
+                swapped = self.look()
             except Exception as error:
                 # Frames are still answered, and another model may do better.
                 problem = f"looking for a new model failed ({type(error).__name__}); {self._in_use()} goes on"
                 if problem != self._trouble:
                     LOG.exception("%s", problem)
                 self._say_trouble(problem)
+            pause = self._pause(time.monotonic() - begun, swapped)
+
+    def _pause(self, took: float, swapped: bool) -> float:
+        """Until the next look. What was published while a new model was tried has waited for that already."""
+        return max(0.0, self._poll - took) if swapped else self._poll
 
     def look(self) -> bool:
         """Look once; whether another model is in use now."""
@@ -213,19 +222,23 @@ class HotSwap:
             images = list(self._frames)
         if not images:
             return "no frames yet to compare on"
-        same = 0
-        for image in images:
+        same = count = 0
+        started = time.perf_counter()
+        for image in reversed(images):
             begun = time.perf_counter()
+            if count >= FEWEST_COMPARED and begun - started >= COMPARE_SECONDS:
+                break
+            count += 1
             ours = self.classifier.predict([image], top=1)[0].top[0]
             theirs = new.predict([image], top=1)[0].top[0]
             same += ours.id == theirs.id
             self._stop.wait(PAUSE_SHARE * (time.perf_counter() - begun))
-        if self._min_agreement is not None and same < self._min_agreement * len(images):
+        if self._min_agreement is not None and same < self._min_agreement * count:
             raise BadModel(
-                f"it agrees with {self._in_use()} on {same} of the last {len(images)} frames only, "
+                f"it agrees with {self._in_use()} on {same} of the last {count} frames only, "
                 f"and --min-agreement is {self._min_agreement:g}"
             )
-        return f"same answer on {same} of the last {len(images)} frames"
+        return f"same answer on {same} of the last {count} frames"
 
     def _say_trouble(self, problem: str) -> None:
         """Report what does not work, once and not at every look."""

@@ -83,15 +83,20 @@ def _take_frame(request: Handler, device: str, frame: str) -> None:
     if reason not in PRIORITIES:
         request.refuse(HTTPStatus.BAD_REQUEST, f"Reason: {' or '.join(PRIORITIES)}")
         return
+    try:
+        captured = float(text) if (text := request.headers.get("Captured-At")) is not None else None
+    except ValueError:
+        request.refuse(HTTPStatus.BAD_REQUEST, "Captured-At: a Unix time, in seconds")
+        return
     answer = unquote(request.headers.get("Answer", ""), errors="replace")
     answer = "".join(each for each in answer if each.isprintable())[:LONGEST_NAME]
     with request.server.intake.admitted(device):
         data = request.body(LARGEST_FRAME)
         if data is not None:
-            _store(request, (device, frame, data, reason, answer))
+            _store(request, (device, frame, data, reason, answer, captured))
 
 
-def _store(request: Handler, frame: tuple[str, str, bytes, str, str]) -> None:
+def _store(request: Handler, frame: tuple[str, str, bytes, str, str, float | None]) -> None:
     try:
         stored = request.server.intake.take(*frame)
     except BadImage as error:

@@ -6,10 +6,12 @@ devices' frames may fill, so that they cannot push out everything else.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from edge_hpcr.common.files import sha256
 from edge_hpcr.live.saving import is_disk_full, make_room
 from edge_hpcr.stream.decode import BadImage, decode_image
 from edge_hpcr.stream.gate import perceptual_hash
+from edge_hpcr.workspace.devices import ID, PLAUSIBLE_SECONDS
 from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.label_queue import UNKNOWN
 from edge_hpcr.workspace.sample_files import shrink
@@ -32,6 +35,8 @@ DECODED_AT_ONCE = 2  # pictures: others want the processor too
 MOST_BUCKETS = 10_000
 # A device does not say how unsure it was: as unsure as can be, until the learner has looked by itself.
 PRIORITIES = {"unknown": UNKNOWN, "unsure": 1.0}
+AHEAD_SECONDS = 300.0  # that the clock of a device may be, to be believed
+_ORIGIN = re.compile(rf"(device {ID.pattern}), (?:{'|'.join(PRIORITIES)})\b.*", re.DOTALL)
 
 
 class TooMany(Exception):
@@ -104,6 +109,27 @@ def origin_of(device: str) -> str:
     return f"device {device}"
 
 
+def sender_in(origin: str) -> str | None:
+    """The device that a sample is from, without what it said of the frame; None if it is from elsewhere.
+
+    >>> sender_in("device cam-1, unsure at 2026-11-17 09:30:00 UTC: mug/cup"), sender_in("camera 0")
+    ('device cam-1', None)
+    """
+    match = _ORIGIN.fullmatch(origin)
+    return match[1] if match else None
+
+
+def when_captured(at: float | None, now: float) -> str:
+    """In words; nothing if the device does not say, or has a clock that cannot be right.
+
+    >>> when_captured(1_700_000_000.0, 1_700_000_060.0), when_captured(12.5, 1_700_000_060.0)
+    (' at 2023-11-14 22:13:20 UTC', '')
+    """
+    if at is None or not now - PLAUSIBLE_SECONDS <= at <= now + AHEAD_SECONDS:
+        return ""
+    return f" at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 class Intake:
     """Puts frames of devices into a workspace's queue. Thread-safe."""
 
@@ -127,8 +153,13 @@ class Intake:
         finally:
             self._arriving.release()
 
-    def take(self, device: str, frame: str, data: bytes, reason: str, answer: str) -> bool:
-        """Queue a frame; False if it is there already. `BadImage`, `Full` or another `UserError` say why not."""
+    def take(
+        self, device: str, frame: str, data: bytes, reason: str, answer: str, captured: float | None = None
+    ) -> bool:
+        """Queue a frame; False if it is there already. `BadImage`, `Full` or another `UserError` say why not.
+
+        `captured` is Unix time by the device's clock.
+        """
         digest = sha256(f"{origin_of(device)}/{frame}".encode())
         with self._lock:
             workspace = self._open()
@@ -137,7 +168,8 @@ class Intake:
             self._check_room(workspace, device)
         image = self._decode(data, f"frame {frame} of {device}")
         hash64 = perceptual_hash(image)
-        origin = f"{origin_of(device)}, {reason}" + (f": {answer}" if answer else "")
+        when = when_captured(captured, time.time())
+        origin = f"{origin_of(device)}, {reason}{when}" + (f": {answer}" if answer else "")
         with self._lock:
             workspace = self._open()
             make_room(workspace)

@@ -45,6 +45,7 @@ class Publisher:
         every_seconds: float | None = None,
         variants: Sequence[str] = (),
         say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if every_steps is None and every_seconds is None:
             raise UserError("how often to publish: give a number of steps, of seconds, or both")
@@ -57,8 +58,10 @@ class Publisher:
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._variants = tuple(variants)
         self._say = say  # of a version, to a person; problems go there too, else to the log
-        self._tried_step, self._tried_at = live.learner.step, time.monotonic()
-        self._tried_event = -1  # the last that had been learned
+        self._clock = clock
+        self._tried_step, self._tried_at = live.learner.step, clock()
+        self._taught_at = self._tried_at  # of the last attempt for which something had been taught
+        self._settled_event = -1  # the last that a version has, or that needs none
         self._known: tuple[object, ...] | None = (
             None  # what the last version, or a look that found nothing new, was of
         )
@@ -100,18 +103,14 @@ class Publisher:
             return True
         if self._every_seconds is None:
             return False
-        seconds = time.monotonic() - self._tried_at
-        return seconds >= (
-            max(self._every_seconds, REPLAY_SECONDS) if self._only_replays() else self._every_seconds
-        )
-
-    def _only_replays(self) -> bool:
-        """Whether nothing was taught since the last attempt and replay still goes on.
-
-        A label is published at once, and then what replay makes of it: not a version every few seconds, which would push
-        out the kept ones that somebody may want to go back to.
-        """
-        return self._live.phase == "rehearsing" and self._live.follower.applied == self._tried_event
+        now = self._clock()
+        if self._live.follower.applied != self._settled_event:
+            # A label waits for the version of the label before, and not for one that only replay has changed.
+            return now - self._taught_at >= self._every_seconds
+        # What replay makes of a label is no version every few seconds: it would push out the kept ones that somebody
+        # may want to go back to.
+        replays = self._live.phase == "rehearsing"
+        return now - self._tried_at >= max(self._every_seconds, REPLAY_SECONDS if replays else 0.0)
 
     def _try(self) -> None:
         step, event = self._live.learner.step, self._live.follower.applied
@@ -122,12 +121,13 @@ class Publisher:
             return
         self._status = replace(self._status, phase="publishing")
         published = self._status.published
-        self._tried_step, self._tried_event = step, event  # also when it fails: not again at every look
+        is_taught = event != self._settled_event
+        self._tried_step = step  # also when it fails: not again at every look
         try:
             problem = why_waiting(self._exports)  # asked here too: a copy would be for nothing
             if problem is None:
                 published = self._publish() or published
-                self._known = now
+                self._known, self._settled_event = now, event
         except Refused as error:
             problem = str(error)
             if why_waiting(self._exports) is None:
@@ -136,7 +136,9 @@ class Publisher:
             problem = str(error)
         if problem is not None and problem != self._status.problem:
             (self._say or LOG.warning)(f"not published: {problem}")
-        self._tried_at = time.monotonic()
+        self._tried_at = self._clock()
+        if is_taught:
+            self._taught_at = self._tried_at
         self._status = PublisherStatus("waiting", published, problem, time.time())
 
     def _publish(self) -> Published | None:

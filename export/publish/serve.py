@@ -26,7 +26,7 @@ from edge_hpcr.workspace.layout import Layout
 from export.device import manifest as files
 from export.device.errors import BadModel
 from export.device.limited_server import LimitedServer, address_to_listen_on
-from export.publish import from_devices
+from export.publish import from_devices, polls
 from export.publish.intake import Intake
 from export.publish.staging import FILE as STAGED
 from export.publish.staging import Staged, staged
@@ -38,6 +38,7 @@ BODY_SECONDS = 60.0  # until a picture has come whole
 SEND_SECONDS = 30.0  # for each block of an answer
 BLOCK = 2**18
 MOST_DISCARDED = 2**16  # bytes of a stranger's body, which are read so that the answer arrives
+NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 _VERSION_FILE = re.compile(r"/(v[0-9]{6,15})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
@@ -117,8 +118,55 @@ class ExportsServer(LimitedServer):
         self.intake = Intake(workspace)
         self._hashing = threading.Lock()  # once for all of a fleet that asks for a new version
         self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
+        self._paths = (self.exports / files.LATEST, self.exports / STAGED)  # looked at for every request
+        self._latest: tuple[tuple[int, ...] | None, bytes, str] = (None, b"", "")
         self._staged: tuple[tuple[int, ...] | None, Staged | None] = (None, None)
         super().__init__(family, address, Handler)
+
+    def server_bind(self) -> None:
+        super().server_bind()
+        polls.accept_with_request(self.socket)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            answered = self._answer_poll(request)
+        except OSError:  # it hung up
+            answered = True
+        if answered:
+            self.close_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def _answer_poll(self, request: socket.socket) -> bool:
+        """Tell a device which version is current, or that it has it; False if this is anything else, not answered yet."""
+        poll = polls.waiting_poll(request)
+        if poll is None or self.refusal(poll.authorization, poll.device) is not None:
+            return False
+        try:
+            data, digest = self._current(poll.device)
+        except BadModel:
+            return False
+        if len(data) > polls.LARGEST_ANSWER:
+            return False
+        headers = {"Server": Handler.server_version, **NOSNIFF, **_of_a_file(f'"{digest}"')}
+        if _matches(poll.has, headers["ETag"]):
+            polls.answer(request, HTTPStatus.NOT_MODIFIED, headers, b"")
+        else:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            polls.answer(request, HTTPStatus.OK, headers, data)
+        return True
+
+    def refusal(self, authorization: str | None, device: str | None) -> HTTPStatus | None:
+        """Why who asks may not, or not as this device; None if they may."""
+        if device is not None and ID.fullmatch(device) is None:
+            return HTTPStatus.BAD_REQUEST
+        if not self.tokens.are_wanted:
+            return None
+        scheme, _, given = (authorization or "").partition(" ")
+        valid, owner = self.tokens.owner(given.strip())
+        if not valid or scheme.lower() != "bearer":
+            return HTTPStatus.UNAUTHORIZED
+        return HTTPStatus.FORBIDDEN if owner is not None and device not in (None, owner) else None
 
     def server_close(self) -> None:
         super().server_close()
@@ -128,13 +176,8 @@ class ExportsServer(LimitedServer):
     def open(self, path: str, device: str | None) -> tuple[io.BufferedReader | io.BytesIO, str]:
         """The file behind a request's path and its SHA-256; `BadModel` if it is not one to give out."""
         if path == f"/{files.LATEST}":
-            trial = self._trial()
-            if trial is not None and device in trial.devices:
-                data = trial.latest.encode()
-            else:
-                # Read whole: it is replaced while devices ask for it.
-                data = files.read_plain_file(self.exports / files.LATEST, files.LARGEST_LATEST)
-            return io.BytesIO(data), sha256(data)
+            data, digest = self._current(device)
+            return io.BytesIO(data), digest
         match = _VERSION_FILE.fullmatch(path)
         if match is None:
             raise BadModel(f"{path}: not a published file")
@@ -146,10 +189,28 @@ class ExportsServer(LimitedServer):
         file = files.open_plain_file(folder / name, limit)
         return file, self._digest(folder / name, file)
 
+    def _current(self, device: str | None) -> tuple[bytes, str]:
+        """latest.json as this device gets it, and its SHA-256."""
+        trial = self._trial()
+        if trial is not None and device in trial.devices:
+            data = trial.latest.encode()
+            return data, sha256(data)
+        path = self._paths[0]
+        try:
+            identity = _identity(path.lstat())
+        except OSError:
+            identity = None
+        known = self._latest
+        if identity is None or known[0] != identity:
+            # Read whole: it is replaced while devices ask for it.
+            data = files.read_plain_file(path, files.LARGEST_LATEST)
+            self._latest = known = (identity, data, sha256(data))
+        return known[1:]
+
     def _trial(self) -> Staged | None:
         """The staged roll-out, read again when its file has changed."""
         try:
-            identity = _identity((self.exports / STAGED).stat())
+            identity = _identity(self._paths[1].stat())
         except OSError:
             return None
         if self._staged[0] != identity:
@@ -225,21 +286,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _let_in(self, device: str | None) -> bool:
         """Whether who asks may, and as this device; if not, it has been told."""
-        if device is not None and ID.fullmatch(device) is None:
-            self.refuse(HTTPStatus.BAD_REQUEST, "the id of a device has 1 to 64 letters, digits, . _ and -")
-            return False
-        if not self.server.tokens.are_wanted:
-            return True
-        scheme, _, given = (self.headers.get("Authorization") or "").partition(" ")
-        valid, owner = self.server.tokens.owner(given.strip())
-        if not valid or scheme.lower() != "bearer":
+        refusal = self.server.refusal(self.headers.get("Authorization"), device)
+        if refusal == HTTPStatus.BAD_REQUEST:
+            self.refuse(refusal, "the id of a device has 1 to 64 letters, digits, . _ and -")
+        elif refusal == HTTPStatus.UNAUTHORIZED:
             self.discard(MOST_DISCARDED)
-            self.head(HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"})
-            return False
-        if owner is not None and device is not None and owner != device:
-            self.refuse(HTTPStatus.FORBIDDEN, f"this token is not that of {device}")
-            return False
-        return True
+            self.head(refusal, {"WWW-Authenticate": "Bearer"})
+        elif refusal is not None:
+            self.refuse(refusal, f"this token is not that of {device}")
+        return refusal is None
 
     def body(self, limit: int) -> bytes | None:
         """What was sent; None if it is too much or was cut off, which has been told."""
@@ -288,13 +343,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         lengths = {} if length is None else {"Content-Length": str(length)}
         closing = {"Connection": "close"} if self.close_connection else {}
-        for name, value in {"X-Content-Type-Options": "nosniff", **lengths, **closing, **headers}.items():
+        for name, value in {**NOSNIFF, **lengths, **closing, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def _send(self, file: io.BufferedReader | io.BytesIO, etag: str, with_body: bool) -> None:
         size = file.seek(0, os.SEEK_END)
-        headers = {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes", "Vary": "Device-Id"}
+        headers = _of_a_file(etag)
         if _matches(self.headers.get("If-None-Match"), etag):
             self.head(HTTPStatus.NOT_MODIFIED, headers, length=None)
             return
@@ -328,6 +383,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Log nothing: a fleet asks every few seconds."""
+
+
+def _of_a_file(etag: str) -> dict[str, str]:
+    return {"ETag": etag, "Cache-Control": "no-cache", "Accept-Ranges": "bytes", "Vary": "Device-Id"}
 
 
 def _matches(header: str | None, etag: str) -> bool:
