@@ -50,7 +50,11 @@ def test_a_quick_run_keeps_every_measurement(result: dict) -> None:
     for step in result["step"].values():
         assert step["samples_per_second"] == pytest.approx(1e4 / step["ms"]["wall"]["median"])
     learners = ["ours", "ours, bfloat16"] if has_fast_bfloat16(torch.device("cpu")) else ["ours"]
-    assert list(result["speedup"]) == learners and list(result["step"]) == [*learners, "plain"]
+    assert list(result["speedup"]) == learners and list(result["step"]) == [
+        *learners,
+        *result["edge"],
+        "plain",
+    ]
     speedups = [ratio for clocks in result["speedup"].values() for ratio in clocks.values()]
     for ratio in (*speedups, *result["bound"]["share"].values()):
         assert 0 < ratio["q1"] <= ratio["median"] <= ratio["q3"]
