@@ -258,9 +258,16 @@ def test_pictures_of_one_s_own_are_added_dropped_on_a_card_looked_through_and_de
 def test_unknown_is_one_statement_and_the_slider_says_what_it_would_do(app, browser, monkeypatch):
     page = open_with_camera(browser, app)
     use_camera(page)
-    show_picture(page, part(1, 26))
-    expect(page.locator("#answer .teach-sure")).to_have_text(re.compile(r"\d+ %"))
     calibration = type(app.server.studio.live.predictor.calibration)
+    monkeypatch.setattr(calibration, "is_measured", property(lambda self: False))
+    show_picture(page, part(1, 26))
+    expect(page.locator("#unmeasured")).to_contain_text(
+        "How sure it is, it will say when it could measure itself"
+    )
+    expect(page.locator("#answer .teach-sure")).to_have_text("")
+    monkeypatch.setattr(calibration, "is_measured", property(lambda self: True))
+    show_picture(page, part(1, 28))
+    expect(page.locator("#answer .teach-sure")).to_have_text(re.compile(r"\d+ %"))
     monkeypatch.setattr(calibration, "unknown", lambda self, similarity: np.ones(len(similarity), bool))
     show_picture(page, part(2, 26))
     expect(page.locator("#answer .teach-name")).to_have_text("unknown")
@@ -269,7 +276,7 @@ def test_unknown_is_one_statement_and_the_slider_says_what_it_would_do(app, brow
     monkeypatch.undo()
     page.locator("summary", has_text="When is something unknown?").click()
     expect(page.locator("#unknown-effect")).to_have_text(
-        re.compile(r"It needs about 20 labels|Of the last \d+ pictures? it would call \d+ unknown")
+        re.compile(r"about 20 different pictures|Of the last \d+ pictures? it would call \d+ unknown")
     )
     page.locator("#unknown-share").fill("12")
     expect(page.locator("#message")).to_contain_text("12 in 100 known pictures may be called unknown")
