@@ -261,9 +261,7 @@ def test_unknown_is_one_statement_and_the_slider_says_what_it_would_do(app, brow
     calibration = type(app.server.studio.live.predictor.calibration)
     monkeypatch.setattr(calibration, "is_measured", property(lambda self: False))
     show_picture(page, part(1, 26))
-    expect(page.locator("#unmeasured")).to_contain_text(
-        "How sure it is, it will say when it could measure itself"
-    )
+    expect(page.locator("#unmeasured")).to_contain_text("It says how sure it is once it has about 20")
     expect(page.locator("#answer .teach-sure")).to_have_text("")
     monkeypatch.setattr(calibration, "is_measured", property(lambda self: True))
     show_picture(page, part(1, 28))

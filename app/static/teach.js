@@ -9,7 +9,7 @@ import { Sources } from "./sources.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
 const BURST_MS = 100; // between two of them
-const UNMEASURED = "when it could measure itself on about 20 different pictures (a burst counts as one)";
+const UNMEASURED = "once it has about 20 different pictures to measure itself on (a burst counts as one)";
 const KEY_HELP = [
   ["1 … 9, 0", "label the picture as that class; on Classes you choose other keys and the order"],
   ["n", "a new class: type its name, Enter"],
@@ -118,7 +118,7 @@ class Teach {
     if (this.setting !== share && this.setting !== null) return; // the slider has moved on
     const promise = `About ${Math.round(100 * share)} in 100 pictures of known things will be called unknown by mistake.`;
     this.effect.textContent = tried.error ? tried.error.message
-      : !tried.calibrated ? `What is unknown, it can tell ${UNMEASURED}.`
+      : !tried.calibrated ? `It can tell what is unknown ${UNMEASURED}.`
         : `${promise} Of the last ${counted(tried.pictures, "picture")} it would call ${tried.unknown} unknown.`;
     this.setting = null;
   }
@@ -210,7 +210,7 @@ class Teach {
     }
     if (!asked.calibrated) {
       const next = known[1] ? `The next nearest is ${known[1].name}. ` : "";
-      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}How sure it is, it will say ${UNMEASURED}.`));
+      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}It says how sure it is ${UNMEASURED}.`));
       return;
     }
     this.answers.replaceChildren(...known.map(({ name, colour, share }, place) => make("div", { class: `answer${place === 0 ? " best" : ""}` },

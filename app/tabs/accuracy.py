@@ -38,6 +38,7 @@ NOTHING_HELD_OUT = (
     "learner tests itself when it has a moment: go on teaching."
 )
 HOLDS_NOTHING_OUT = "No labels are kept for measuring, because the settings say so: raise the held-out share on the Settings tab."
+MIXED_UP = "<h3>What it mixes up</h3>"
 MAP_EXPLAINED = (
     "Each point is a sample, the star is its class: a sample is recognised when its own star is the nearest in direction. "
     "The plane shows only a part of that."
@@ -162,14 +163,14 @@ def confusion_table(answers: Answers, classes: Sequence[ClassLook]) -> str:
     known = {look.id: look for look in classes}
     ids = sorted({each for pair in counts for each in pair} & known.keys())
     if not ids:
-        return empty("What it mixes up appears with the first test on pictures that it never learned.")
+        return MIXED_UP + empty("It appears with the first test on pictures that it never learned.")
     head = "".join(
         f'<th scope="col" title="{escape(known[said].name)}"><span>{escape(known[said].name)}</span></th>'
         for said in ids
     )
     rows = "".join(_confusion_row(true, ids, counts, known) for true in ids)
     return (
-        "<h3>What it mixes up</h3><p>Rows: the true class. Columns: what it said. A click on a number shows the pictures.</p>"
+        f"{MIXED_UP}<p>Rows: the true class. Columns: what it said. A click on a number shows the pictures.</p>"
         '<div class="accuracy-matrix" tabindex="0" role="region" aria-label="Confusion matrix"><table>'
         f'<thead><tr><th scope="col">true \\ said</th>{head}<th scope="col">n</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
