@@ -201,6 +201,7 @@ def _described(
         "unknown": answer.unknown if answer else row.priority >= UNKNOWN,
         "unsure": (answer.priority if answer else row.priority) >= UNSURE,
         "priority": round(row.priority, 3),
+        "calibrated": answer is not None and answer.calibrated,
         "guess": [[class_id, round(share, 3)] for class_id, share in answer.top] if answer else None,
         "alike": alike,
         "suggested": doubt.suggested if doubt else None,

@@ -56,6 +56,7 @@ def status_of(held_out_curve=(), tried_curve=(), confusion=(), classes=None, tri
             "confusion": list(confusion),
             "classes": classes or {},
         },
+        "answers": list(confusion),
         "test_then_train": {
             "labels": labels,
             "accuracy": 0.5 if labels else None,
@@ -72,7 +73,7 @@ LOOKS = [tab.ClassLook(1, "stapler", "#0072b2"), tab.ClassLook(2, NASTY, "#e69f0
 def test_an_empty_workspace_says_what_to_do_and_draws_no_axes(empty_studio):
     _, (summary, matrix) = tab.shown(empty_studio).now()
     assert "Teach tab" in summary and "<svg" not in summary
-    assert "needs held-out samples" in matrix and "<table" not in matrix
+    assert "never learned" in matrix and "<table" not in matrix
 
 
 def test_labels_that_wait_are_announced():
@@ -117,8 +118,7 @@ def test_each_class_shows_its_recall_its_forgetting_and_its_accuracy_before_lear
 
 
 def test_every_cell_of_the_confusion_matrix_that_holds_samples_is_a_button():
-    held_out = {"confusion": [(1, 1, 30), (1, 2, 10), (2, 2, 5)]}
-    table = tab.confusion_table(held_out, LOOKS)
+    table = tab.confusion_table([(1, 1, 30), (1, 2, 10), (2, 2, 5)], LOOKS)
     cells = re.findall(
         r'--share:([\d.]+)"><button data-true="(\d)" data-said="(\d)".*?>(\d+)</button>', table
     )
@@ -127,7 +127,7 @@ def test_every_cell_of_the_confusion_matrix_that_holds_samples_is_a_button():
 
 
 def test_a_class_that_was_deleted_since_the_test_is_left_out_of_the_matrix():
-    assert "data-true" not in tab.confusion_table({"confusion": [(9, 9, 3)]}, LOOKS)
+    assert "data-true" not in tab.confusion_table([(9, 9, 3)], LOOKS)
 
 
 def test_names_are_never_markup(taught):

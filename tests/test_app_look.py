@@ -10,6 +10,7 @@ import pytest
 
 from app import page
 from app.palette import COLOURS, colour_of
+from edge_hpcr.workspace.folder import Workspace
 
 STYLE = (Path(page.__file__).parent / "static" / "style.css").read_text()
 # Gradio's backgrounds, of pages, blocks and fields.
@@ -38,6 +39,19 @@ def test_the_colours_of_classes_are_seen(theme):
     for colour in COLOURS:
         for background in BACKGROUNDS[theme]:
             assert contrast(colour, background) >= VISIBLE, (colour, background)
+
+
+def test_a_class_keeps_its_colour_when_others_come_and_go(tmp_path):
+    with Workspace.open(tmp_path / "w") as workspace:
+        journal = workspace.journal
+        ids = [journal.create_class(name) for name in ("mug", "pen", "nut", "key")]
+        before = {row.id: colour_of(row.id, row.colour) for row in journal.classes()}
+        journal.delete_class(ids[0])
+        journal.merge_classes(ids[1], ids[2])
+        new = journal.create_class("gear")
+        after = {row.id: colour_of(row.id, row.colour) for row in journal.classes()}
+        assert after.keys() == {*ids[2:], new}
+        assert all(after[each] == before[each] for each in ids[2:]) and after[new] not in before.values()
 
 
 def test_more_than_twenty_classes_have_colours_that_differ():

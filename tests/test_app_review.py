@@ -198,13 +198,14 @@ def test_every_picture_shows_the_learners_guess_and_can_be_chosen_by_it(studio, 
         monkeypatch,
         {
             sure: Answer(((mug, 0.98), (pen, 0.02)), 0.9, False),
-            unsure: Answer(((pen, 0.55), (mug, 0.45)), 0.9, False),
+            unsure: Answer(((pen, 0.55), (mug, 0.45)), 0.9, False, calibrated=False),
             unknown: Answer(((mug, 0.9), (pen, 0.1)), 0.1, True),
         },
     )
     found = {sample["id"]: sample for sample in page(studio)["samples"]}
     assert found[sure]["guess"] == [[mug, 0.98], [pen, 0.02]]
     assert [found[i]["unknown"] for i in (sure, unsure, unknown)] == [False, False, True]
+    assert [found[i]["calibrated"] for i in (sure, unsure, unknown)] == [True, False, True]
     assert shown(studio, guess=mug) == [sure] and shown(studio, guess=pen) == [unsure]
     assert shown(studio, guess="unknown") == [unknown]
     assert sorted(shown(studio, unsure=1)) == [unsure, unknown]

@@ -121,7 +121,7 @@ def test_pictures_are_chosen_by_source_guess_and_class(app, browser):
     page.locator("#review-all").click()
     page.locator("#review-accept").click()
     expect(page.locator("#review-empty")).to_have_text("No sample fits.")
-    assert labels_of(app)[NAMES[2]] == 15
+    wait_for(lambda: labels_of(app)[NAMES[2]] == 15, "the labels in the state")
     page.locator("#review-labelled").click()
     expect(cells).to_have_count(15)
     page.locator("#review-class").select_option(label=NAMES[0])
@@ -150,10 +150,11 @@ def test_the_actions_stay_on_the_screen_and_the_badge_counts_right(app, browser,
 def test_space_after_a_click_on_undo_does_not_undo_again(app, browser):
     page = open_page(browser, app, "Review")
     before = labels_of(app).get(NAMES[0], 0)
-    for _ in range(2):
+    for labelled in (1, 2):
         page.locator(".review-face").first.focus()
         page.keyboard.press("1")
         expect(page.locator("#review-message")).to_contain_text("1 labelled")
+        expect(page.locator(".review-cell")).to_have_count(45 - labelled)
         page.locator("#review-message").evaluate("(element) => { element.textContent = ''; }")
     page.locator("#review-undo").click()
     expect(page.locator("#review-message")).to_contain_text("undone")

@@ -228,10 +228,12 @@ def test_accuracy_says_on_how_many_samples_it_rests(app, browser):
         lambda: live.phase == "idle" and live.self_test.held_out.step == live.learner.step, "a last test"
     )
     page = open_page(browser, app, "Accuracy")
+    page.locator("#accuracy-more button").first.click()
     expect(page.locator("#accuracy-summary")).to_contain_text(re.compile(r"n ?= ?\d+, few samples"))
     cell = page.locator("#accuracy-confusion button").first
     cell.click()
     expect(page.locator("#accuracy-images img").first).to_be_visible()
+    page.locator("#accuracy-seen button").first.click()
     expect(page.locator("#accuracy-map svg").first).to_be_visible()
 
 

@@ -1,6 +1,6 @@
 """Cross-validation over the memory: every sample is asked about by a copy that did not learn it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from test_live_trunk import PATIENCE, SIZE, photo
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import cross_validation
-from edge_hpcr.learner.cross_validation import FOLDS, CrossValidation
+from edge_hpcr.learner.cross_validation import FOLDS, CrossValidation, LeftOut
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.live_learner import LiveLearner
@@ -20,8 +20,7 @@ from edge_hpcr.workspace.folder import Workspace
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def learner() -> Learner:
+def new_learner() -> Learner:
     memory = MemoryConfig(bytes=10_000_000, codec="latent")
     return Learner(LearnerConfig.recommended("efficientnet_lite0", height=32, width=32, memory=memory), "cpu")
 
@@ -34,7 +33,8 @@ def clusters(labels: list[int], size: int, spread: float = 0.2) -> np.ndarray:
     return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)[:, None]
 
 
-def test_each_sample_is_left_out_once_and_the_learner_is_not_touched(learner: Learner) -> None:
+def test_each_sample_is_left_out_once_and_the_learner_is_not_touched() -> None:
+    learner = new_learner()
     labels = [4, 2, 7] * 8 + [9]  # the last one alone in its class
     learner.observe(clusters(labels, learner.network.feature_size), labels)
     before = learner.rng.bit_generator.state, learner.step, learner.network.proxies.detach().clone()
@@ -54,39 +54,52 @@ def test_each_sample_is_left_out_once_and_the_learner_is_not_touched(learner: Le
     assert (learner.network.proxies == before[2]).all()
 
 
-def test_samples_without_a_pattern_are_not_recognised_when_they_are_left_out(learner: Learner) -> None:
+def test_samples_without_a_pattern_are_not_recognised_when_they_are_left_out() -> None:
     """The proof that nothing leaks: the learner itself would know each of these by heart."""
-    memory = MemoryConfig(bytes=10_000_000, codec="latent")
-    config = LearnerConfig.recommended("efficientnet_lite0", height=32, width=32, memory=memory)
-    noise = Learner(config, "cpu")
+    noise = new_learner()
     labels = list(range(5)) * 10
     random = np.random.default_rng(2).permutation(labels).tolist()
     noise.observe(clusters(list(range(10)) * 5, noise.network.feature_size, spread=5.0), random)
-    validation = CrossValidation(noise)
+    found = validated(noise)
+    assert (found.scores.argmax(1) == found.columns).mean() < 0.6
+
+
+def filmed(shots: np.ndarray, labels: list[int], frames: int) -> tuple[np.ndarray, list[int]]:
+    """So many nearly identical frames of each of these."""
+    noise = np.random.default_rng(3).normal(size=(len(shots) * frames, *shots.shape[1:])) * 1e-3
+    return (np.repeat(shots, frames, axis=0) + noise).astype(np.float32), np.repeat(labels, frames).tolist()
+
+
+def validated(learner: Learner, groups: Callable[[np.ndarray], np.ndarray] | None = None) -> LeftOut:
+    validation = CrossValidation(learner, groups)
     while validation.advance():
         pass
-    found = validation.result
-    assert found is not None and (found.scores.argmax(1) == found.columns).mean() < 0.6
+    assert validation.result is not None
+    return validation.result
 
 
-def test_samples_that_look_alike_are_left_out_together(learner: Learner) -> None:
+def test_the_frames_of_a_burst_are_left_out_together_and_count_as_one() -> None:
     """Six of each picture, without a pattern: a copy that had learned one of them would know the others by heart."""
-    memory = MemoryConfig(bytes=10_000_000, codec="latent")
-    noise = Learner(
-        LearnerConfig.recommended("efficientnet_lite0", height=32, width=32, memory=memory), "cpu"
-    )
+    noise = new_learner()
     pictures = clusters(list(range(10)), noise.network.feature_size, spread=5.0)
-    labels = np.random.default_rng(2).permutation([*range(5)] * 2)
-    noise.observe(np.repeat(pictures, 6, axis=0), np.repeat(labels, 6).tolist(), np.arange(60))
-    right = {}
-    for name, groups in (("alone", None), ("together", lambda ids: ids // 6)):
-        validation = CrossValidation(noise, groups)
-        while validation.advance():
-            pass
-        found = validation.result
-        assert found is not None
-        right[name] = (found.scores.argmax(1) == found.columns).mean()
-    assert right["alone"] > 0.9 and right["together"] < 0.6
+    labels = np.random.default_rng(2).permutation([*range(5)] * 2).tolist()
+    noise.observe(*filmed(pictures, labels, frames=6))
+    found = validated(noise)
+    assert (found.scores.argmax(1) == found.columns).mean() < 0.6
+    assert len(found.columns) == 60 and found.weights.sum() == pytest.approx(10)
+
+
+def test_a_class_of_one_burst_is_asked_about_in_parts_that_say_nothing_of_other_pictures() -> None:
+    learner = new_learner()
+    pictures = clusters([0, 0, 1], learner.network.feature_size, spread=1.0)
+    inputs, labels = filmed(pictures, [0, 0, 1], frames=6)
+    learner.observe(inputs, labels, np.arange(18))
+    found = validated(learner, groups=lambda ids: ids // 3)  # of each burst two halves
+    assert np.bincount(found.columns).tolist() == [12, 6]
+    assert found.weights[found.columns == 0].sum() == pytest.approx(2)
+    assert not found.weights[found.columns == 1].any()
+    one = validated(learner, groups=lambda ids: ids // 6)
+    assert np.bincount(one.columns).tolist() == [12], "nothing of the other class is left to learn from"
 
 
 @contextmanager
@@ -112,6 +125,12 @@ def test_a_live_learner_is_calibrated_before_enough_samples_are_held_out(tmp_pat
             wait_for(lambda: live.phase == "idle", "its end", PATIENCE)
         finally:
             live.stop()
+        answers = live.self_test.answers()
+        assert sum(count for *_, count in answers) == 24
+        for true, said, count in answers:  # a page shows the pictures behind each count
+            samples = live.self_test.left_out_samples(true, said)
+            assert len(samples) == count
+            assert {workspace.journal.sample(each).class_id for each in samples} == {true}
 
 
 def test_a_copy_that_fails_stops_no_learning_and_what_was_found_is_saved(tmp_path, monkeypatch) -> None:

@@ -47,7 +47,7 @@ def test_the_unknown_line_leaves_the_asked_share_of_held_out_samples_below(rng):
 def test_too_few_held_out_samples_calibrate_nothing(rng):
     few = FEWEST_SAMPLES - 1
     calibration = calibrate(np.tile([0.9, 0.1], (few, 1)), np.full(few, 0.5), np.zeros(few, int), 0.05)
-    assert calibration == Calibration(samples=few)
+    assert calibration == Calibration(samples=few) and not calibration.is_measured
     assert not calibration.unknown(np.array([-1.0])).any()
 
 
@@ -56,6 +56,36 @@ def test_one_class_and_certain_scores_stay_finite():
     assert one.temperature == 1 and one.unknown_below is not None
     certain = calibrate(np.tile([1.0, 0.0], (30, 1)), np.ones(30), np.array([0] * 29 + [1]), 0.05)
     assert np.isfinite(certain.confidences(np.array([[1.0, 0.0]]))).all()
+
+
+def test_the_frames_of_a_burst_calibrate_as_one_picture(rng):
+    similarity = rng.uniform(0.2, 1, 40)
+    scores, columns = np.tile([0.7, 0.3], (40, 1)), (rng.random(40) < 0.3).astype(int)
+    once = calibrate(scores, similarity, columns, 0.1)
+    rows = np.repeat(np.arange(40), np.where(np.arange(40) < 5, 20, 1))
+    weights = np.where(rows < 5, 1 / 20, 1.0)
+    filmed = calibrate(scores[rows], similarity[rows], columns[rows], 0.1, weights)
+    assert filmed.samples == once.samples == 40
+    assert filmed.temperature == pytest.approx(once.temperature, rel=1e-3)
+    assert filmed.unknown_below == pytest.approx(once.unknown_below, abs=0.03)
+    few = calibrate(scores, similarity, columns, 0.1, np.full(40, 1 / 10))
+    assert few == Calibration(samples=4), "forty frames of four pictures"
+
+
+def test_few_samples_do_not_call_more_unknown_than_many(rng):
+    """The lowest of twenty has more than a twentieth of what is to come below it, as often as not."""
+    called = []
+    for _ in range(2000):
+        measured = rng.random(FEWEST_SAMPLES)
+        line = calibrate(np.ones((FEWEST_SAMPLES, 1)), measured, np.zeros(FEWEST_SAMPLES, int), 0.05)
+        called.append(line.unknown_below)  # of an even distribution, the share below it
+    assert np.mean(called) == pytest.approx(0.05, abs=0.005)
+
+
+def test_twenty_right_answers_do_not_make_it_certain():
+    scores = np.tile([0.6, 0.4], (FEWEST_SAMPLES, 1))
+    calibration = calibrate(scores, np.ones(FEWEST_SAMPLES), np.zeros(FEWEST_SAMPLES, int), 0.05)
+    assert 0.6 < calibration.confidences(scores[:1])[0, 0] < 0.97
 
 
 # Accuracy -------------------------------------------------------------------------------------------------------------
@@ -193,8 +223,9 @@ def _clusters(rng, sizes, spread=0.5):
     return classes, centres[classes - 1] + rng.normal(size=(len(classes), 16)) * spread
 
 
-def _told(ids, classes, features):
-    return [(each.sample_id, each.class_id, each.suggested) for each in suspicious(ids, classes, features)]
+def _told(ids, classes, features, bursts=None):
+    found = suspicious(ids, classes, features, np.arange(len(ids)) if bursts is None else bursts)
+    return [(each.sample_id, each.class_id, each.suggested) for each in found]
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (7, 20, 20), (20, 20, 20), (3, 3, 3, 30)])
@@ -224,7 +255,44 @@ def test_the_strongest_suspicion_comes_first_and_a_single_class_raises_none(rng)
     classes, features = _clusters(rng, (10, 10))
     features[19] = 3 * np.eye(16)[0]  # a first class's picture by all means
     features[18] = 3 * np.eye(16)[0] + 2 * np.eye(16)[1]
-    found = suspicious(np.arange(20), classes, features)
+    found = suspicious(np.arange(20), classes, features, np.arange(20))
     assert [each.sample_id for each in found] == [19, 18] and found[0].strength > found[1].strength
     assert _told(np.arange(10), classes[:10], features[:10]) == []
-    assert suspicious(np.empty(0, int), np.empty(0, int), np.empty((0, 16))) == []
+    assert _told(np.empty(0, int), np.empty(0, int), np.empty((0, 16))) == []
+
+
+def _shown_in_bursts(rng, shots, frames):
+    """Features of classes 1, 2, … of which so many things were filmed, and the numbers of their bursts."""
+    classes, things = _clusters(rng, shots)
+    rows = np.repeat(np.arange(len(things)), frames)
+    return classes[rows], things[rows] + rng.normal(size=(len(rows), 16)) * 0.05, rows
+
+
+@pytest.mark.parametrize(("shots", "frames"), [((2, 4), 5), ((3, 4, 4), 5), ((3, 8, 8), 12), ((4, 4), 2)])
+def test_a_whole_burst_under_a_wrong_name_is_suspicious_and_right_bursts_are_not(rng, shots, frames):
+    classes, features, bursts = _shown_in_bursts(rng, shots, frames)
+    ids = np.arange(len(classes))
+    assert _told(ids, classes, features, bursts) == []
+    wrong = ids[-frames:]  # the last class's last burst, called the first
+    classes[wrong] = 1
+    assert sorted(_told(ids, classes, features, bursts)) == [(each, 1, len(shots)) for each in wrong]
+
+
+def test_the_first_bursts_of_a_class_are_not_judged(rng):
+    classes, features, bursts = _shown_in_bursts(rng, (2, 4), 6)
+    features[:6] = features[-6:]  # whatever it resembles: two pictures do not tell what a class looks like
+    told = _told(np.arange(len(classes)), classes, features, bursts)
+    assert not [each for each in told if each[1] == 1]
+
+
+def test_many_frames_of_one_picture_weigh_no_more_than_one(rng):
+    """A long burst would pull its class's mean to itself, and make the other pictures of the class suspicious."""
+    classes, features = _clusters(rng, (4, 4))
+    classes[3] = 2  # one wrong
+    ids = np.arange(len(classes))
+    rows = np.append(ids, [7] * 30)
+    once, often = (
+        suspicious(np.arange(len(each)), classes[each], features[each], each) for each in (ids, rows)
+    )
+    assert [each.sample_id for each in once] == [each.sample_id for each in often] == [3]
+    assert often[0].strength == pytest.approx(once[0].strength)

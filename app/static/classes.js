@@ -1,5 +1,5 @@
 // The Classes tab: make, rename, recolour, merge and delete classes.
-import { act, confirmed, isForTab, isShown, make, tell } from "./common.js";
+import { act, confirmed, isForTab, isShown, keyed, make, tell } from "./common.js";
 import { historyButton } from "./history.js";
 
 export function mountClasses(place) {
@@ -30,7 +30,7 @@ class Classes {
   }
 
   build() {
-    const button = (id, text, action, title) => make("button", { id, class: "edge-button", type: "button", title, onclick: () => this.perform(action) }, text);
+    const button = (id, children, action, title) => make("button", { id, class: "edge-button", type: "button", title, onclick: () => this.perform(action) }, ...children);
     this.name = make("input", { id: "classes-new-name", placeholder: "name of the new class", "aria-label": "name of the new class", autocomplete: "off" });
     this.message = make("p", { id: "classes-message", class: "classes-message", role: "status", "aria-live": "polite" });
     this.body = make("tbody");
@@ -42,7 +42,7 @@ class Classes {
       make("div", { class: "edge-row" },
         make("form", { id: "classes-new", class: "edge-row classes-new", onsubmit: (event) => { event.preventDefault(); this.create(); } },
           this.name, make("button", { id: "classes-create", class: "edge-button primary", type: "submit" }, "New class")),
-        button("classes-undo", "u undo", { do: "undo" }, "undo the last action"), button("classes-redo", "r redo", { do: "redo" }, "redo it"),
+        button("classes-undo", keyed("Undo", "u"), { do: "undo" }, "undo the last action"), button("classes-redo", keyed("Redo", "r"), { do: "redo" }, "redo it"),
         historyButton((text, wrong) => this.say(text, wrong))),
       this.message, this.empty, this.table);
   }

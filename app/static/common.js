@@ -30,6 +30,10 @@ export function tell(element, text, wrong = false) {
 }
 
 export const percent = (share) => `${Math.round(100 * share)} %`;
+/** What a button says, and its key behind it. */
+export const keyed = (text, key) => [`${text} `, make("kbd", {}, key)];
+/** How sure an answer is, if that was measured. */
+export const sureness = (share, calibrated) => (calibrated ? ` ${percent(share)}` : "");
 
 export function bytes(size) {
   for (const [unit, factor] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]])

@@ -1,16 +1,15 @@
 // A sample of the Review tab large: what the learner says of it, and the same keys as on the grid.
-import { keyOf, make, percent } from "./common.js";
+import { keyOf, keyed, make, percent } from "./common.js";
 
 export class LargePicture {
   constructor(review) {
     this.review = review;
     const button = (id, children, onclick, extra = {}) => make("button", { id, class: "edge-button", type: "button", onclick, ...extra }, ...children);
-    const keyed = (key, text) => [make("kbd", {}, key), ` ${text}`];
     this.picture = make("div", { class: "review-large-picture" });
     this.text = make("p", { id: "review-large-text", class: "review-large-text" });
     this.guesses = make("ol", { class: "review-large-guesses", "aria-label": "what the learner says" });
     this.classes = make("div", { class: "review-classes", role: "group", "aria-label": "label it as" });
-    this.accept = button("review-large-accept", keyed("Enter", "Accept the guess"), () => review.acceptGuesses(), { class: "edge-button primary" });
+    this.accept = button("review-large-accept", keyed("Accept the guess", "Enter"), () => review.acceptGuesses(), { class: "edge-button primary" });
     this.dialog = make("dialog", { id: "review-large", class: "edge-dialog review-large", "aria-label": "the picture, large" },
       make("div", { class: "review-large-sides" }, this.picture,
         make("div", { class: "review-large-facts" }, this.text, this.guesses, this.classes)),
@@ -18,7 +17,7 @@ export class LargePicture {
         button("review-large-previous", ["←"], () => review.move(-1), { "aria-label": "previous picture" }),
         button("review-large-next", ["→"], () => review.move(1), { "aria-label": "next picture" }),
         this.accept,
-        button("review-large-close", keyed("Esc", "close"), () => this.dialog.close())));
+        button("review-large-close", keyed("Close", "Esc"), () => this.dialog.close())));
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close(); // beside it
       else if (event.detail) event.target.closest("button")?.blur();
@@ -67,8 +66,8 @@ export class LargePicture {
       make("br"), `sample ${sample.id}, ${sample.origin}${sample.held_out ? ", kept for measuring" : ""}`);
     this.guesses.replaceChildren(...(sample.unknown ? [make("li", {}, "unknown: like none of the classes")] : (sample.guess ?? []).filter(([id]) => known.has(id)).map(([id, share]) => make("li", { class: "answer" },
       make("span", { class: "answer-name", dir: "auto" }, known.get(id).name),
-      make("span", { class: "answer-bar", "aria-hidden": "true" }, make("span", { style: `width: ${100 * share}%; background: ${known.get(id).colour}` })),
-      make("span", { class: "answer-share" }, percent(share))))));
+      ...(sample.calibrated ? [make("span", { class: "answer-bar", "aria-hidden": "true" }, make("span", { style: `width: ${100 * share}%; background: ${known.get(id).colour}` })),
+        make("span", { class: "answer-share" }, percent(share))] : [])))));
     this.classes.replaceChildren(...review.now.classes.map((row) => make("button", {
       class: `class-button review-class-button${row.id === sample.class ? " last" : ""}`, type: "button", style: `--class-colour: ${row.colour}`, onclick: () => review.label(row.id),
     }, ...keyOf(row), make("span", { class: "class-name", dir: "auto" }, row.name))));

@@ -1,5 +1,5 @@
 // The Review tab: the queue and the labelled samples as a grid, each with the learner's guess; import and export.
-import { act, classOfKey, get, isForTab, isShown, keyOf, make, percent, tell } from "./common.js";
+import { act, classOfKey, get, isForTab, isShown, keyOf, keyed, make, sureness, tell } from "./common.js";
 import { historyButton } from "./history.js";
 import { LargePicture } from "./large_picture.js";
 import { Transfer } from "./transfer.js";
@@ -33,7 +33,6 @@ class Review {
 
   build() {
     const button = (id, text, onclick, extra = {}) => make("button", { id, class: "edge-button", type: "button", onclick, ...extra }, ...[text].flat());
-    const keyed = (key, text) => [make("kbd", {}, key), ` ${text}`];
     const choice = (id, label) => make("select", { id, "aria-label": label, onchange: () => this.go({}) });
     const tick = (id, text) => make("label", { class: "review-tick" }, make("input", { id, type: "checkbox", onchange: () => this.go({}) }), ` ${text}`);
     this.views = new Map([
@@ -50,7 +49,7 @@ class Review {
     this.count = make("strong", { id: "review-count" });
     this.all = button("review-all", "Select all on this page", () => this.selectAll());
     this.none = button("review-none", "Select none", () => this.select([...this.selected], false));
-    this.accept = button("review-accept", [...keyed("Enter", "Accept"), make("span", { class: "review-more" }, " the guess")], () => this.acceptGuesses(), { class: "edge-button primary" });
+    this.accept = button("review-accept", ["Accept", make("span", { class: "review-more" }, " the guess "), make("kbd", {}, "Enter")], () => this.acceptGuesses(), { class: "edge-button primary" });
     this.classes = make("div", { id: "review-classes", class: "review-classes", role: "group", "aria-label": "label the selected samples as" });
     this.names = make("datalist", { id: "review-names" });
     this.name = make("input", { id: "review-new-name", placeholder: "any class, also a new one", "aria-label": "name of a class, also a new one, for the selected samples", autocomplete: "off", list: "review-names" });
@@ -58,8 +57,8 @@ class Review {
       this.name, this.names, make("button", { id: "review-new-label", class: "edge-button", type: "submit" }, "Label"));
     this.dismiss = button("review-dismiss", "Dismiss", () => this.perform({ do: "dismiss", samples: this.chosen() }), { title: "take them out of the queue without a label" });
     this.remove = button("review-delete", "Delete", () => this.perform({ do: "delete_samples", samples: this.chosen() }), { class: "edge-button danger", title: "delete the samples; the learner forgets them" });
-    this.undo = button("review-undo", keyed("u", "undo"), () => this.perform({ do: "undo" }), { title: "undo the last action" });
-    this.redo = button("review-redo", keyed("r", "redo"), () => this.perform({ do: "redo" }), { title: "redo it" });
+    this.undo = button("review-undo", keyed("Undo", "u"), () => this.perform({ do: "undo" }), { title: "undo the last action" });
+    this.redo = button("review-redo", keyed("Redo", "r"), () => this.perform({ do: "redo" }), { title: "redo it" });
     this.message = make("p", { id: "review-message", class: "review-message", role: "status", "aria-live": "polite" });
     this.grid = make("ul", { id: "review-grid", class: "review-grid", "aria-label": "samples" });
     this.empty = make("p", { id: "review-empty", class: "review-empty", hidden: true });
@@ -230,7 +229,7 @@ class Review {
     const box = make("input", { type: "checkbox", class: "review-box", value: sample.id, tabindex: -1, "aria-label": `select sample ${sample.id}${own ? `, ${own.name}` : ""}` });
     box.addEventListener("click", (event) => this.touch(sample.id, box.checked, event.shiftKey));
     const picture = old?.picture ?? this.makePicture(sample);
-    const said = guess ? `${guess.name} ${percent(guess.share)}` : sample.guess ? "unknown" : "…";
+    const said = guess ? `${guess.name}${sureness(guess.share, sample.calibrated)}` : sample.guess ? "unknown" : "…";
     const face = make("button", { type: "button", class: "review-face", tabindex: -1, "aria-label": `sample ${sample.id}${own ? `, labelled ${own.name}` : ""}, guess ${said}`, title: `sample ${sample.id}, ${sample.origin}${sample.author ? `, by ${sample.author}` : ""}` }, picture);
     face.addEventListener("focus", () => this.setCurrent(sample.id));
     face.addEventListener("click", (event) => {
@@ -240,7 +239,7 @@ class Review {
     const lines = [];
     if (own) lines.push(make("span", { class: "review-name", dir: "auto", style: `--class-colour: ${own.colour}`, title: own.name }, own.name));
     if (!own || guess?.id !== sample.class) lines.push(make("span", { class: `review-guess${sample.unsure ? " unsure" : ""}`, style: guess ? `--class-colour: ${guess.colour}` : null, title: sample.unsure ? "the learner is unsure of it" : "what the learner takes it for" },
-      guess ? make("bdi", {}, `${guess.name}${sample.unsure ? "?" : ""}`) : said, guess ? ` ${percent(guess.share)}` : ""));
+      guess ? make("bdi", {}, `${guess.name}${sample.unsure ? "?" : ""}`) : said, guess ? make("span", {}, sureness(guess.share, sample.calibrated)) : ""));
     if (sample.held_out) lines.push(make("span", { class: "review-note", title: "kept for measuring, never trained on" }, "for measuring"));
     if (sample.alike) lines.push(make("button", { class: "edge-button review-small review-alike", type: "button", title: "select all that look alike", onclick: () => this.select(sample.alike, true) }, `${sample.alike.length} alike`));
     if (suggested) lines.push(make("button", { class: "edge-button review-small review-fix", type: "button", title: `it resembles the samples of ${suggested.name}: label it so`, onclick: () => this.give([sample.id], suggested.id) }, "⚠ ", make("bdi", {}, suggested.name), "?"));

@@ -1,5 +1,5 @@
 // The Teach tab: the picture with the answer on it, a card and a key for every class, and what to do next.
-import { PAGE, act, classOfKey, counted, get, isForTab, isShown, make, percent, state, tell } from "./common.js";
+import { PAGE, act, classOfKey, counted, get, isForTab, isShown, make, percent, state, sureness, tell } from "./common.js";
 import { BrowserCamera, chosen } from "./camera.js";
 import { Cards, NONE_OF_THESE } from "./cards.js";
 import { Pile, bring, bringFiles } from "./pictures.js";
@@ -9,6 +9,7 @@ import { Sources } from "./sources.js";
 
 const MOST_BURST = 30; // the server keeps frames for ten seconds
 const BURST_MS = 100; // between two of them
+const UNMEASURED = "once it has about 20 different pictures to measure itself on (a burst counts as one)";
 const KEY_HELP = [
   ["1 … 9, 0", "label the picture as that class; on Classes you choose other keys and the order"],
   ["n", "a new class: type its name, Enter"],
@@ -117,7 +118,7 @@ class Teach {
     if (this.setting !== share && this.setting !== null) return; // the slider has moved on
     const promise = `About ${Math.round(100 * share)} in 100 pictures of known things will be called unknown by mistake.`;
     this.effect.textContent = tried.error ? tried.error.message
-      : !tried.calibrated ? "It needs about 20 labels before it can tell what is unknown."
+      : !tried.calibrated ? `It can tell what is unknown ${UNMEASURED}.`
         : `${promise} Of the last ${counted(tried.pictures, "picture")} it would call ${tried.unknown} unknown.`;
     this.setting = null;
   }
@@ -200,11 +201,16 @@ class Teach {
     this.answer.style.setProperty("--class-colour", best?.colour ?? "");
     const alone = now.classes.length === 1;
     this.answerName.textContent = unknown ? "unknown" : best?.name ?? "";
-    this.answerSure.textContent = unknown || alone || !best ? "" : percent(best.share);
+    this.answerSure.textContent = unknown || alone || !best ? "" : sureness(best.share, asked.calibrated);
     if (!known.length || this.choosing) { this.answers.replaceChildren(); return; }
     if (unknown || alone) {
       const why = unknown ? (asked.unknown ? `It looks like nothing that it has learned; the nearest is ${best.name}.` : "It looks like what you called none of these.") : "It knows one class, so it can only say that one.";
       this.answers.replaceChildren(make("p", { id: unknown ? "unknown" : "alone" }, why));
+      return;
+    }
+    if (!asked.calibrated) {
+      const next = known[1] ? `The next nearest is ${known[1].name}. ` : "";
+      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}It says how sure it is ${UNMEASURED}.`));
       return;
     }
     this.answers.replaceChildren(...known.map(({ name, colour, share }, place) => make("div", { class: `answer${place === 0 ? " best" : ""}` },
@@ -236,7 +242,7 @@ class Teach {
     if (!lesson) return;
     this.awaited = null;
     const name = (id) => now.classById.get(id)?.name ?? `class ${id}`;
-    const said = (answer) => (!answer.top.length ? "nothing" : answer.unknown ? "unknown" : `${name(answer.top[0][0])} ${percent(answer.top[0][1])}`);
+    const said = (answer) => (!answer.top.length ? "nothing" : answer.unknown ? "unknown" : name(answer.top[0][0]) + sureness(answer.top[0][1], answer.calibrated));
     const verb = lesson.held_out ? "measured with it" : "learned";
     this.lesson.textContent = `${verb} in ${lesson.seconds.toFixed(1)} s · it said ${said(lesson.before)} · now ${said(lesson.after)}`;
   }

@@ -19,6 +19,7 @@ from app.tabs import verdict
 from app.tabs.parts import PLAIN, QUIET, Shown, saying_errors
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.live.status import FEW, accuracy_text
+from edge_hpcr.live.verdict import Answers
 
 MOST_IMAGES = 24  # of a cell of the confusion matrix
 ENOUGH_COLOUR, FEW_COLOUR = "#0072b2", "#d55e00"
@@ -37,6 +38,7 @@ NOTHING_HELD_OUT = (
     "learner tests itself when it has a moment: go on teaching."
 )
 HOLDS_NOTHING_OUT = "No labels are kept for measuring, because the settings say so: raise the held-out share on the Settings tab."
+MIXED_UP = "<h3>What it mixes up</h3>"
 MAP_EXPLAINED = (
     "Each point is a sample, the star is its class: a sample is recognised when its own star is the nearest in direction. "
     "The plane shows only a part of that."
@@ -88,9 +90,9 @@ def summary(status: dict[str, Any], classes: Sequence[ClassLook], held_out_share
     )
     shown = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in numbers)
     return (
-        f'<p>{INTRODUCTION}</p><dl class="accuracy-numbers">{shown}</dl>'
-        f'<div class="accuracy-charts">{held_out_curve(held_out, held_out_share)}{tried_curve(tried)}</div>'
-        f'<h3>By class</h3><div class="accuracy-charts accuracy-by-class">{class_charts(status, classes)}</div>'
+        f'<p>{INTRODUCTION}</p><div class="accuracy-charts"><dl class="accuracy-numbers">{shown}</dl>'
+        f"{held_out_curve(held_out, held_out_share)}{tried_curve(tried)}</div>"
+        f'<h3>By class</h3><div class="accuracy-charts">{class_charts(status, classes)}</div>'
     )
 
 
@@ -155,21 +157,21 @@ def class_charts(status: dict[str, Any], classes: Sequence[ClassLook]) -> str:
     )
 
 
-def confusion_table(held_out: dict[str, Any], classes: Sequence[ClassLook]) -> str:
+def confusion_table(answers: Answers, classes: Sequence[ClassLook]) -> str:
     """Rows are true, columns are said; a cell that is not empty is a button for its images."""
-    counts = {(true, said): count for true, said, count in held_out["confusion"]}
+    counts = {(true, said): count for true, said, count in answers}
     known = {look.id: look for look in classes}
     ids = sorted({each for pair in counts for each in pair} & known.keys())
     if not ids:
-        return empty("The confusion matrix needs held-out samples: it appears with the first test on them.")
+        return MIXED_UP + empty("It appears with the first test on pictures that it never learned.")
     head = "".join(
         f'<th scope="col" title="{escape(known[said].name)}"><span>{escape(known[said].name)}</span></th>'
         for said in ids
     )
     rows = "".join(_confusion_row(true, ids, counts, known) for true in ids)
     return (
+        f"{MIXED_UP}<p>Rows: the true class. Columns: what it said. A click on a number shows the pictures.</p>"
         '<div class="accuracy-matrix" tabindex="0" role="region" aria-label="Confusion matrix"><table>'
-        "<caption>Rows: the true class. Columns: what the learner said. Click a number to see its images.</caption>"
         f'<thead><tr><th scope="col">true \\ said</th>{head}<th scope="col">n</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
@@ -186,7 +188,7 @@ def _confusion_row(
             cells.append("<td></td>")
             continue
         right = said == true
-        text = f"{count} of {total} held-out samples of {known[true].name} called {known[said].name}"
+        text = f"{count} of {total} pictures of {known[true].name} called {known[said].name}"
         cells.append(
             f'<td class="{"right" if right else "wrong"}" style="--share:{count / total:.2f}">'
             f'<button data-true="{true}" data-said="{said}" title="{escape(text)}" aria-label="{escape(text)}">'
@@ -198,21 +200,21 @@ def _confusion_row(
 
 
 def cell_samples(studio: Studio, true: int, said: int, most: int = MOST_IMAGES) -> list[int]:
-    """At most so many held-out samples of one class whose present answer is the other."""
+    """At most so many samples of one class that are called the other: held-out ones now, and those left out of copies."""
     found: list[int] = []
     samples = held_out(studio.live, true)
     while len(found) < most and (batch := list(islice(samples, BATCH))):
         prediction = studio.live.predictor.predict(np.stack([inputs for _, _, inputs in batch]))
         answers = prediction.class_ids[prediction.scores.argmax(1)]
         found += [sample_id for (sample_id, *_), answer in zip(batch, answers, strict=True) if answer == said]
-    return found[:most]
+    return [*found, *studio.live.self_test.left_out_samples(true, said)][:most]
 
 
 def cell_images(studio: Studio, true: int, said: int) -> str:
     names = {look.id: look.name for look in looks(studio)}
     if true not in names or said not in names:
         raise UserError("one of these classes is gone: choose a cell again")
-    what = f"Held-out samples of {names[true]} that are now called {names[said]}"
+    what = f"Pictures of {names[true]}, never learned, that were called {names[said]}"
     found = cell_samples(studio, true, said)
     if not found:
         return empty(f"{what}: none any more, the learner has moved on since the test.")
@@ -230,39 +232,41 @@ def shown(studio: Studio) -> Shown:
 
     def facts() -> tuple[Any, ...]:
         status, share = studio.live.status(), studio.workspace.settings.held_out_share
-        read = {key: status[key] for key in ("held_out", "test_then_train")}
+        read = {key: status[key] for key in ("held_out", "test_then_train", "answers")}
         return read | {"labels_waiting": status["labels_waiting"] > 0}, share, studio.journal.last_seq
 
     def make(facts: tuple[Any, ...]) -> tuple[str, str]:
         status, share, _ = facts
         classes = looks(studio)
-        return summary(status, classes, share), confusion_table(status["held_out"], classes)
+        return summary(status, classes, share), confusion_table(status["answers"], classes)
 
     return Shown(facts, make)
 
 
 def build(studio: Studio, tab: gr.Tab) -> None:
-    verdict.build(studio, tab)
     feature_map = FeatureMap(studio)
-    numbers = gr.HTML(elem_id="accuracy-summary")
+    sentence = gr.HTML(elem_id="accuracy-verdict", **PLAIN)
     with gr.Row(elem_classes="accuracy-sides"):
         with gr.Column(min_width=420):
-            gr.HTML("<h3>What it mixes up</h3>", **PLAIN)
+            health = gr.HTML(elem_id="accuracy-health", **PLAIN)
+        with gr.Column(min_width=420):
             matrix = gr.HTML(elem_id="accuracy-confusion", js_on_load=CLICKS, **PLAIN)
             images = gr.HTML(elem_id="accuracy-images", **PLAIN)
-        with gr.Column(min_width=420):
-            gr.HTML(f"<h3>How it sees the samples</h3><p>{MAP_EXPLAINED}</p>", **PLAIN)
-            with gr.Row(equal_height=True):
-                kind = gr.Radio(
-                    [PCA, TSNE],
-                    value=PCA,
-                    show_label=False,
-                    elem_id="accuracy-map-kind",
-                    scale=0,
-                    min_width=200,
-                )
-                again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=180)
-            chart = gr.HTML(elem_id="accuracy-map", **PLAIN)
+    with gr.Accordion("Over time, before learning and held out", open=False, elem_id="accuracy-more"):
+        numbers = gr.HTML(elem_id="accuracy-summary", **PLAIN)
+    with gr.Accordion("How it sees the samples", open=False, elem_id="accuracy-seen") as seen:
+        gr.HTML(f"<p>{MAP_EXPLAINED}</p>", **PLAIN)
+        with gr.Row(equal_height=True):
+            kind = gr.Radio(
+                [PCA, TSNE],
+                value=PCA,
+                show_label=False,
+                elem_id="accuracy-map-kind",
+                scale=0,
+                min_width=200,
+            )
+            again = gr.Button("Draw it as of now", elem_id="accuracy-map-draw", scale=0, min_width=200)
+        chart = gr.HTML(elem_id="accuracy-map", **PLAIN)
 
     @saying_errors
     def cell(event: gr.EventData) -> str:
@@ -286,7 +290,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             yield empty("Working: t-SNE takes some seconds…")
         yield drawn(wanted)
 
+    verdict.shown(studio).keep_fresh(tab, [sentence, health])
     shown(studio).keep_fresh(tab, [numbers, matrix])
-    tab.select(lambda wanted: drawn(wanted) if wanted == PCA else gr.skip(), kind, chart, **QUIET)
     matrix.click(cell, None, images, **QUIET)
-    gr.on([kind.change, again.click], draw, kind, chart, trigger_mode="always_last", **QUIET)
+    gr.on([seen.expand, kind.change, again.click], draw, kind, chart, trigger_mode="always_last", **QUIET)

@@ -236,11 +236,13 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             "Start", variant="primary", elem_id="benchmarks-start", scale=0, min_width=160
         )
     listing = gr.HTML(runs_html([]), elem_id="benchmarks-runs", **plain)
-    with gr.Row(elem_classes="benchmarks-actions"):
+    with gr.Row(elem_id="benchmarks-run-row", elem_classes="benchmarks-actions"):
         chosen = gr.Dropdown([], label="Run", elem_id="benchmarks-run", min_width=240, scale=1)
         cancel_button = gr.Button("Cancel", elem_id="benchmarks-cancel", min_width=100, scale=0)
         continue_button = gr.Button("Continue", elem_id="benchmarks-continue", min_width=100, scale=0)
-        remove_button = gr.Button("Remove …", elem_id="benchmarks-remove", min_width=140, scale=0)
+        remove_button = gr.Button(
+            "Remove …", variant="stop", elem_id="benchmarks-remove", min_width=140, scale=0
+        )
     with gr.Row(visible=False, elem_classes="benchmarks-actions") as really:
         question = gr.HTML("", **plain)
         yes_button = gr.Button(
@@ -274,9 +276,9 @@ def _form() -> list[Any]:
         return {"elem_id": f"benchmarks-{name}", "min_width": width}
 
     return [
-        gr.Dropdown(list(DATASETS), value=request.dataset, label="Dataset", **field("dataset", 150)),
-        gr.Dropdown(list(methods.names()), value=request.method, label="Method", **field("method", 150)),
-        gr.Radio(list(KINDS), value=request.kind, label="Memory in", **field("kind", 150)),
+        gr.Dropdown(list(DATASETS), value=request.dataset, label="Dataset", info="what is learned", **field("dataset", 150)),
+        gr.Dropdown(list(methods.names()), value=request.method, label="Method", info="how", **field("method", 150)),
+        gr.Radio(list(KINDS), value=request.kind, label="Memory in", info="what is counted", **field("kind", 230)),
         gr.Textbox(
             request.size, label="Memory", info="like 200KB, or 200 samples", max_lines=1, **field("size", 120)
         ),

@@ -72,7 +72,7 @@ def budget_bar(facts: dict[str, Any]) -> str:
         (name.format(kept=what), colour, sum(sizes.get(key, 0) for key in keys))
         for name, colour, keys in PARTS
     ]
-    parts = [(*part, format_bytes(part[2])) for part in used]
+    parts = [(*part, format_bytes(part[2])) for part in used if part[2]]
     title = (
         f"{format_bytes(sizes['total'])} of {format_bytes(budget)} used by "
         f"{facts['samples']:,} {'sample' if facts['samples'] == 1 else 'samples'}"
@@ -319,8 +319,8 @@ def shown(studio: Studio) -> Shown:
                 held = class_bars(look_into(studio, None, 0).counts, looks(studio))
         except UserError as error:  # a stopped learner: its memory's bytes are still known
             held = empty(f"The samples of each class are not known now: {error}.")
-        text = f"<p>{INTRODUCTION}</p>{budget_bar(memory)}{overhead_text(memory)}"
-        return (text + held,)
+        spent = f"<div>{budget_bar(memory)}{overhead_text(memory)}</div>"
+        return (f'<p>{INTRODUCTION}</p><div class="memory-sides">{spent}<div>{held}</div></div>',)
 
     return Shown(facts, make)
 
@@ -398,7 +398,9 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     with gr.Column():
         gr.HTML("<h3>Another budget or encoding</h3>")
         with gr.Row():
-            budget = gr.Textbox(size, label="Budget", info="like 500 KB or 2 MB", elem_id="memory-budget")
+            budget = gr.Textbox(
+                size, label="Budget", info="like 500 KB or 2 MB", elem_id="memory-budget", min_width=240
+            )
             encodings = [(text, name) for name, text in ENCODINGS.items()]
             label = "Encoding of the images"
             codec = gr.Dropdown(
@@ -406,6 +408,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
                 value=encoding,
                 label=label,
                 elem_id="memory-codec",
+                min_width=240,
                 interactive=encoding != LATENT,
                 info="With a pre-trained backbone the memory keeps latents, whatever else is set.",
             )
@@ -419,7 +422,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         done = gr.HTML(elem_id="memory-done")
     with gr.Column():
         gr.HTML("<h3>What it holds</h3>")
-        with gr.Row(equal_height=True):
+        with gr.Row(elem_classes="memory-choice"):
             which = gr.Dropdown([ALL], value=ALL, label="Of", elem_id="memory-class", scale=0, min_width=220)
             others = gr.Button("Show others", elem_id="memory-others", scale=0, min_width=160)
         pictures = gr.HTML(elem_id="memory-pictures")

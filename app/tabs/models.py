@@ -169,7 +169,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
             min_width=200,
         )
     status = gr.HTML(publication_html(Publication()), elem_id="models-status", **PLAIN)
-    with gr.Row(elem_classes="models-actions"):
+    with gr.Row(elem_id="models-roll-row", elem_classes="models-actions"):
         target = gr.Dropdown(
             [],
             label="Version for devices",

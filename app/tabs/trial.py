@@ -51,11 +51,12 @@ def _said_html(who: str, result: Result, colours: dict[int, str]) -> str:
         f"<span>{100 * label.confidence:.0f} %</span></li>"
         for label in result.top
     )
-    unknown = ""
+    said = f"<ol>{bars}</ol>"
     if result.unknown:
-        unknown = "<p><strong>Unknown</strong>: it is like none of the classes; the bars only say which would be nearest.</p>"
+        nearest = f"; the nearest is {escape(result.top[0].name)}" if result.top else ""
+        said = f"<p><strong>Unknown</strong>: it is like none of the classes{nearest}.</p>"
     near = f"<p>Cosine to the nearest class: {result.similarity:.2f}</p>" if result.top else ""
-    return f"<div><p>{escape(who)}</p>{unknown}<ol>{bars}</ol>{near}</div>"
+    return f"<div><p>{escape(who)}</p>{said}{near}</div>"
 
 
 def _compared(version: Result, live: Result) -> str:

@@ -1,4 +1,4 @@
-"""On top of the Accuracy tab: the verdict in a sentence, and how each class is doing."""
+"""On the Accuracy tab: the verdict in a sentence, and how each class is doing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import gradio as gr
-
 from app.studio import Studio
-from app.tabs.parts import PLAIN, Shown
+from app.tabs.parts import Shown
 from edge_hpcr.live.verdict import ClassHealth, Verdict
 
 MOST_ROWS = 500
@@ -30,8 +28,8 @@ def table(rows: Sequence[ClassHealth]) -> str:
         f'<th scope="col">{text}</th>' for text in ("class", "labels", "right", "taken for", "what to do")
     )
     return (
-        "<details><summary>How each class is doing</summary>"
-        f'<table class="health-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>'
+        '<h3>How each class is doing</h3><div class="health-scroll" tabindex="0" role="region" aria-label="How each class is doing">'
+        f'<table class="health-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -48,8 +46,4 @@ def shown(studio: Studio) -> Shown:
     def facts() -> tuple[Any, ...]:
         return studio.verdict(), studio.health()
 
-    return Shown(facts, lambda facts: (sentence(facts[0]) + table(facts[1]),))
-
-
-def build(studio: Studio, tab: gr.Tab) -> None:
-    shown(studio).keep_fresh(tab, [gr.HTML(elem_id="accuracy-verdict", **PLAIN)])
+    return Shown(facts, lambda facts: (sentence(facts[0]), table(facts[1])))

@@ -161,9 +161,11 @@ class OnDevice:
         while validation.advance():
             pass
         left_out = validation.result
-        if left_out is None or len(left_out.columns) < FEWEST_SAMPLES:
+        if left_out is None or left_out.weights.sum() < FEWEST_SAMPLES:
             return None
-        calibration = calibrate(left_out.scores, left_out.similarity, left_out.columns, UNKNOWN_SHARE)
+        calibration = calibrate(
+            left_out.scores, left_out.similarity, left_out.columns, UNKNOWN_SHARE, left_out.weights
+        )
 
         def say(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             said = self.learner.predict(samples, averaged=self._averaged)

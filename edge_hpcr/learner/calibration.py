@@ -6,6 +6,8 @@ import numpy as np
 
 FEWEST_SAMPLES = 20  # fewer say too little: then nothing is corrected and nothing is called unknown
 COLDEST, HOTTEST = 0.05, 20.0
+# Of the logarithm of the temperature, before anything was measured. Twenty right answers would otherwise make it certain.
+USUAL_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,11 @@ class Calibration:
     temperature: float = 1.0
     unknown_below: float | None = None
     samples: int = 0  # that it rests on
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it rests on enough samples; before that nobody can say how sure an answer is."""
+        return self.samples >= FEWEST_SAMPLES
 
     def confidences(self, scores: np.ndarray) -> np.ndarray:
         """
@@ -30,25 +37,35 @@ class Calibration:
 
 
 def calibrate(
-    scores: np.ndarray, similarity: np.ndarray, columns: np.ndarray, unknown_share: float
+    scores: np.ndarray,
+    similarity: np.ndarray,
+    columns: np.ndarray,
+    unknown_share: float,
+    weights: np.ndarray | None = None,
 ) -> Calibration:
     """From what the learner says of samples that it was not trained on, and their true columns.
 
-    The temperature makes the held-out labels most likely (Guo et al., 2017). The *unknown* line leaves `unknown_share`
-    of held-out samples below it: that share of things it has been taught will be called unknown.
+    The temperature makes the held-out labels most likely (Guo et al., 2017), and is near 1 while they are few. The *unknown*
+    line leaves `unknown_share` of held-out samples below it: that share of things it has been taught will be called unknown.
+    `weights`: how much each counts; the frames of a burst are no more than one sample together.
     """
-    count = len(columns)
+    weights = np.ones(len(columns)) if weights is None else weights
+    count = round(float(weights.sum()))
     if count < FEWEST_SAMPLES:
         return Calibration(samples=count)
-    threshold = float(np.quantile(similarity, unknown_share))
+    order = np.argsort(similarity, kind="stable")
+    # Of so many samples the k-th lowest has k / (count + 1) of all that will come below it, on average.
+    ranks = np.cumsum(weights[order])
+    threshold = float(np.interp(unknown_share * (count + 1), ranks, similarity[order]))
     if scores.shape[1] < 2:
         return Calibration(1.0, threshold, count)
 
     from scipy.optimize import minimize_scalar  # half a second, which no start has to wait for
 
     def loss(log_temperature: float) -> float:
-        likely = _sharpened(scores, float(np.exp(log_temperature)))[np.arange(count), columns]
-        return -float(np.log(np.maximum(likely, 1e-12)).mean())
+        likely = _sharpened(scores, float(np.exp(log_temperature)))[np.arange(len(columns)), columns]
+        surprise = -float(weights @ np.log(np.maximum(likely, 1e-12)))
+        return surprise + (log_temperature / USUAL_SPREAD) ** 2 / 2
 
     best = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
     return Calibration(float(np.exp(best.x)), threshold, count)

@@ -25,6 +25,9 @@ class Answer:
     top: tuple[tuple[int, float], ...]  # class id and calibrated confidence, the best first, three at most
     similarity: float  # cosine to the nearest proxy
     unknown: bool  # no proxy is near
+    calibrated: bool = (
+        True  # otherwise its confidences are what the network says, which nobody has compared with the truth
+    )
 
     @property
     def priority(self) -> float:
@@ -37,7 +40,7 @@ class Answer:
         return self.top[0] if self.top else None
 
 
-NOTHING_KNOWN = Answer((), 0.0, True)
+NOTHING_KNOWN = Answer((), 0.0, True, calibrated=False)
 
 
 class Predictor:
@@ -117,4 +120,9 @@ def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]
         tuple((int(prediction.class_ids[c]), float(row[c])) for c in best)
         for row, best in zip(confidences, order, strict=True)
     ]
-    return list(map(Answer, tops, prediction.similarity.tolist(), unknown.tolist()))
+    return [
+        Answer(top, similarity, none_near, calibration.is_measured)
+        for top, similarity, none_near in zip(
+            tops, prediction.similarity.tolist(), unknown.tolist(), strict=True
+        )
+    ]

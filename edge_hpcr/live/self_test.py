@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.learner.bursts import bursts, votes
 from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration, calibrate
 from edge_hpcr.learner.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
@@ -68,11 +69,21 @@ class SelfTest:
     def answers(self) -> list[tuple[int, int, int]]:
         """Answers to pictures that were not learned (true class, answer, how many): held out, or left out of copies."""
         counted = Counter({(true, said): count for true, said, count in self.held_out.confusion})
-        if (left_out := self._left_out_now()) is not None:
-            ids = np.array(left_out.class_ids)
-            said = ids[left_out.scores.argmax(1)]
-            counted.update(zip(ids[left_out.columns].tolist(), said.tolist(), strict=True))
+        counted.update((true, said) for _, true, said in self._answers_of_copies())
         return [(true, said, count) for (true, said), count in sorted(counted.items())]
+
+    def left_out_samples(self, true: int, said: int) -> list[int]:
+        """Samples of one class that copies which had not learned them called the other; any thread may ask."""
+        return [sample_id for sample_id, *answer in self._answers_of_copies() if answer == [true, said]]
+
+    def _answers_of_copies(self) -> list[tuple[int, int, int]]:
+        """Samples that copies had not learned, their classes, and what the copies said."""
+        left_out = self._left_out_now()
+        if left_out is None:
+            return []
+        class_ids = np.array(left_out.class_ids)
+        answers = class_ids[left_out.columns], class_ids[left_out.scores.argmax(1)]
+        return list(zip(left_out.ids.tolist(), *(each.tolist() for each in answers), strict=True))
 
     def _left_out_now(self) -> LeftOut | None:
         """What copies said of the present classes, as long as few samples are held out."""
@@ -123,8 +134,28 @@ class SelfTest:
         self.held_out.record(self._live.learner.step, labels, class_ids[scores.argmax(1)])
         known = np.isin(labels, class_ids)
         columns = np.array([int(np.flatnonzero(class_ids == c)[0]) for c in labels[known]], dtype=np.int64)
-        self._calibrate([LeftOut(tuple(class_ids.tolist()), scores[known], similarity[known], columns)])
+        weights = self._weights(inputs[known], columns)
+        self._calibrate(
+            [
+                LeftOut(
+                    tuple(class_ids.tolist()),
+                    *(scores[known], similarity[known], columns, np.array(ids)[known], weights),
+                )
+            ]
+        )
         return True
+
+    def _weights(self, inputs: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """How much held-out samples say about pictures to come: of a burst some frames may have been learned."""
+        if not self._sees_vectors:
+            return np.ones(len(columns))
+        memory = self._live.learner.memory
+        learned = memory.at(np.arange(len(memory)))
+        together = bursts(
+            np.concatenate([inputs[:, 0], learned.inputs[:, 0]]), np.concatenate([columns, learned.labels])
+        )
+        own, taught = together[: len(columns)], together[len(columns) :]
+        return votes(own) * ~np.isin(own, taught)
 
     def _calibrate(self, held_out: list[LeftOut]) -> None:
         """On samples that were not learned, and while those are few, on what was left out of copies too."""
@@ -151,11 +182,11 @@ class SelfTest:
         asked = self._calibrated_on
         if not asked:
             return self._live.predictor.calibration
-        scores, similarity, columns = (
+        scores, similarity, columns, weights = (
             np.concatenate([getattr(each, name) for each in asked])
-            for name in ("scores", "similarity", "columns")
+            for name in ("scores", "similarity", "columns", "weights")
         )
-        return calibrate(scores, similarity, columns, unknown_share)
+        return calibrate(scores, similarity, columns, unknown_share, weights)
 
     def validate(self) -> bool:
         """A step of a cross-validation, once for every state of the labels; False when there is nothing to do."""
@@ -186,12 +217,16 @@ class SelfTest:
     @property
     def is_validating(self) -> bool:
         """Whether a cross-validation of the present labels is possible, and not over yet."""
-        learner = self._live.learner
-        trunk = learner.network.backbone.trunk
         # Copies that learn from more than a vector per sample would keep labels waiting.
-        if trunk is None or len(trunk.latent_shape) > 1 or len(learner.memory) < FEWEST_SAMPLES:
+        if not self._sees_vectors or len(self._live.learner.memory) < FEWEST_SAMPLES:
             return False
         return self._validating is not None or self._validated_seq != self._live.follower.applied
+
+    @property
+    def _sees_vectors(self) -> bool:
+        """Whether a frozen trunk makes a vector of each picture, which no label has changed."""
+        trunk = self._live.learner.network.backbone.trunk
+        return trunk is not None and len(trunk.latent_shape) == 1
 
     def _look_at_labels(self) -> None:
         """Which seem wrong, and which contradict each other; of a large memory, the same part each time is enough."""
@@ -214,8 +249,7 @@ class SelfTest:
         self, ids: np.ndarray, classes: np.ndarray, inputs: np.ndarray, features: np.ndarray
     ) -> None:
         """Among the learned and the held-out labels: a wrong one of these makes the measured accuracy wrong."""
-        trunk = self._live.learner.network.backbone.trunk
-        frozen = trunk is not None and len(trunk.latent_shape) == 1
+        frozen = self._sees_vectors
         if not frozen and self._live.idle_steps_left:
             return  # features that do not know the newest labels yet would make those suspicious
         truth = held_out_ids(self._live.workspace)
@@ -226,7 +260,9 @@ class SelfTest:
             looks.append(others[:, 0] if frozen else self._features(others))
             ids, classes = np.append(ids, [*measured]), np.append(classes, [truth[i] for i in measured])
         features = np.concatenate(looks).astype(np.float32)
-        self.suspicions = suspicious(ids, classes, features)[:SUSPICIONS_KEPT]
+        # Features that are learned become alike within a class: there only the pictures themselves tell.
+        together = bursts(features, classes) if frozen else self._groups(ids)
+        self.suspicions = suspicious(ids, classes, features, together)[:SUSPICIONS_KEPT]
 
     def _refresh_queue(self) -> None:
         """Ask again about some of the samples that wait: what was news yesterday may be well known today."""

@@ -1,14 +1,17 @@
-"""Labels that look wrong: what is said of a sample by all the others, without that sample."""
+"""Labels that look wrong: what is said of a sample by all the others, without that sample and the rest of its burst."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
+from edge_hpcr.learner.bursts import directions, group_sums, unit, votes
 from edge_hpcr.live.verdict import Contradiction
 from edge_hpcr.workspace.held_out import ALIKE_BITS, UNKNOWN_HASH
 
-FEWEST_OTHERS = 2  # of its own class, and one more of the other: a class that has just begun is no evidence
+FEWEST_OTHERS = (
+    2  # pictures of its own class, and one more of the other: a class that has just begun is no evidence
+)
 # A difference of cosines; chosen on photographs of CIFAR100 among whose labels a few were exchanged. Without it, right
 # labels of unusual pictures would be marked as well.
 MARGIN = 0.25
@@ -23,27 +26,33 @@ class Suspicion:
     strength: float  # by how much more than those of its own class, as a difference of cosines
 
 
-def suspicious(ids: np.ndarray, classes: np.ndarray, features: np.ndarray) -> list[Suspicion]:
-    """The strongest first: samples that are much nearer to another class's mean than to their own without them.
+def suspicious(
+    ids: np.ndarray, classes: np.ndarray, features: np.ndarray, bursts: np.ndarray
+) -> list[Suspicion]:
+    """The strongest first: samples that are much nearer to another class's mean than to their own without their burst.
 
-    Leaving a sample out keeps its own label from speaking for it. The features should not have been trained with the
-    labels: a network that has learned a wrong label by heart moves the sample to the others of that class, and one
-    that has not learned a right label yet has not.
+    `bursts` are numbers of groups of a class's samples that look alike, each of which counts as one picture. Leaving a
+    sample's burst out keeps its label, which was given to all of them at once, from speaking for it. The features should
+    not have been trained with the labels: a network that has learned a wrong label by heart moves the sample to the
+    others of that class, and one that has not learned a right label yet has not.
 
     >>> left, right = [[1.0, 0.1], [1, 0.2], [1, 0.3]], [[-1.0, 0.1], [-1, 0.2], [-1, 0.3]]
-    >>> found = suspicious(np.arange(7), np.array([1, 1, 1, 2, 2, 2, 2]), np.array([*left, *right, left[0]]))
+    >>> labels, features = np.array([1, 1, 1, 2, 2, 2, 2]), np.array([*left, *right, left[0]])
+    >>> found = suspicious(np.arange(7), labels, features, bursts=np.arange(7))
     >>> [(each.sample_id, each.suggested) for each in found]
     [(6, 1)]
     """
-    known, columns, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    known, columns = np.unique(classes, return_inverse=True)
     if len(known) < 2:
         return []
-    # From the middle of the classes: what all pictures of a camera have in common says nothing about their classes.
-    middle = (_sums(features, columns, len(known)) / counts[:, None]).mean(0)
-    directions = _unit(features - middle)
-    sums = _sums(directions, columns, len(known))
-    cosines = directions @ _unit(sums).T
-    own = (directions * _unit(sums[columns] - directions)).sum(1)
+    shots, shot = np.unique(np.stack([columns, bursts]), axis=1, return_inverse=True)
+    counts, weights = np.bincount(shots[0]), votes(shot)
+    looks = directions(features, columns, weights)
+    pictures = looks * weights[:, None]
+    sums = group_sums(pictures, columns)
+    cosines = looks @ unit(sums).T
+    others = sums[columns] - group_sums(pictures, shot)[shot]
+    own = (looks * unit(others)).sum(1)
     rows = np.arange(len(ids))
     cosines[rows, columns] = -np.inf
     cosines[:, counts <= FEWEST_OTHERS] = -np.inf
@@ -60,23 +69,13 @@ def contradictions(
     ids: np.ndarray, classes: np.ndarray, features: np.ndarray, hashes: np.ndarray
 ) -> list[Contradiction]:
     """Pictures that look the same, by hash and by feature, and have different labels; the most first."""
-    directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    looks = unit(features)
     found: dict[tuple[int, int], set[int]] = defaultdict(set)
     for row in np.flatnonzero(hashes != UNKNOWN_HASH):
         near = (np.bitwise_count(hashes ^ hashes[row]) <= ALIKE_BITS) & (hashes != UNKNOWN_HASH)
-        near &= (classes != classes[row]) & (directions @ directions[row] >= SAME)
+        near &= (classes != classes[row]) & (looks @ looks[row] >= SAME)
         for other in np.flatnonzero(near):
             one, two = sorted((int(classes[row]), int(classes[other])))
             found[one, two] |= {int(ids[row]), int(ids[other])}
     listed = [Contradiction(one, two, tuple(sorted(samples))) for (one, two), samples in found.items()]
     return sorted(listed, key=lambda each: (-len(each.samples), each.one, each.other))
-
-
-def _sums(vectors: np.ndarray, columns: np.ndarray, classes: int) -> np.ndarray:
-    sums = np.zeros((classes, vectors.shape[1]))
-    np.add.at(sums, columns, vectors)
-    return sums
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

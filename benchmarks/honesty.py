@@ -1,0 +1,232 @@
+"""`python -m benchmarks.honesty`: does confidence mean what it says, and *unknown* what it promises, also after bursts?
+
+Real workspaces are taught ten classes, a label at a time in rounds of all classes, and asked after 3, 5, 10 and 20 labels a
+class: once with a picture for each label, once with bursts, in which one picture is moved and lit a little differently from
+frame to frame. They are asked about other pictures of the same classes, and about classes that they were never taught.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+from typer import Option
+
+from benchmarks.runner import QUICK_HELP, Facts, check_writable, circumstances, keep_with_page, table
+from edge_hpcr.bench import pictures as sources
+from edge_hpcr.bench.pictures import Pictures
+from edge_hpcr.bench.report import Estimate
+from edge_hpcr.bench.teach import calibration_error
+from edge_hpcr.commands import cli
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.stream.gate import perceptual_hash
+from edge_hpcr.workspace.folder import Taken, Workspace
+
+KINDS = ("single pictures", "bursts")
+BURSTS = (
+    3,
+    2,
+    5,
+    5,
+    5,
+)  # frames of one picture each, so that they end at the numbers of labels that are asked about
+SIDE, WINDOW = 128, 112  # pixels of a picture, and of the part that a frame shows
+STEP, LIGHT = 3, 0.1  # by how much a frame differs from the one before: pixels, share
+SURE = 0.9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    draws: int = 5  # of classes and pictures
+    seed: int = 0
+    classes: int = 10
+    novel_classes: int = 10
+    labels: tuple[int, ...] = (3, 5, 10, 20)
+    test: int = 30  # pictures of each class, taught or not
+
+
+QUICK = Plan(draws=1, classes=3, novel_classes=2, labels=(3, 10), test=5)
+commands = cli.new_commands()
+
+
+@commands.command()
+def honesty(
+    dataset: Annotated[str, Option(metavar="NAME", help="whose pictures are shown")] = "cifar100",
+    validation: Annotated[
+        bool, Option("--validation", help="training pictures instead of test pictures, to choose on")
+    ] = False,
+    draws: Annotated[int, Option(min=1, metavar="N", help="of classes and pictures")] = Plan.draws,
+    seed: Annotated[int, Option(min=0, metavar="K", help="of the draws")] = Plan.seed,
+    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/honesty.json"),
+    root: cli.DatasetRoot = None,
+    quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
+) -> None:
+    """How often right answers are called unknown, and how often novel things; how sure wrong answers are."""
+    check_writable(out)
+    plan = QUICK if quick else Plan(draws=draws, seed=seed)
+    pictures = sources.of_dataset(dataset, root, validation)
+    with circumstances() as machine:
+        result = {"pictures": pictures.identity, "plan": asdict(plan), "lives": list(lives(plan, pictures))}
+    result |= machine
+    keep_with_page(out, result, [page_table(result)], "python -m benchmarks.honesty")
+
+
+def lives(plan: Plan, pictures: Pictures) -> Iterator[Facts]:
+    """What each workspace said of itself, and how true that was."""
+    for draw in tqdm(range(plan.draws), "draws", disable=None):
+        drawn = Draw(plan, pictures, draw)
+        for kind in KINDS:
+            with TemporaryDirectory() as folder:
+                yield from taught(plan, drawn, kind, Path(folder) / "w")
+
+
+class Draw:
+    """Classes, and what is shown of them."""
+
+    def __init__(self, plan: Plan, pictures: Pictures, draw: int) -> None:
+        self.number, self._pictures = draw, pictures
+        self._rng = np.random.default_rng([plan.seed, draw])
+        wanted = plan.classes + plan.novel_classes
+        classes = self._rng.choice(len(pictures.class_names), wanted, replace=False)
+        most = max(plan.labels)
+        own = [self._rng.permutation(np.flatnonzero(pictures.labels == c)) for c in classes]
+        self.shown = [each[:most].tolist() for each in own[: plan.classes]]
+        tested = [each[most : most + plan.test] for each in own]
+        self.truth = np.repeat(np.arange(plan.classes), plan.test)
+        self.known = self._frames(np.concatenate(tested[: plan.classes]))
+        self.novel = self._frames(np.concatenate(tested[plan.classes :]))
+
+    def _frames(self, chosen: np.ndarray) -> list[np.ndarray]:
+        return [self.burst(number, 1)[0] for number in chosen.tolist()]
+
+    def lessons(self, kind: str, place: int, labels: int) -> list[list[np.ndarray]]:
+        """So many frames of a class, those together that are labelled by one key press."""
+        lengths = BURSTS if kind == "bursts" else [1] * labels
+        wanted = int(np.searchsorted(np.cumsum(lengths), labels)) + 1
+        numbers = self.shown[place][:wanted]
+        return [self.burst(number, length) for number, length in zip(numbers, lengths, strict=False)]
+
+    def burst(self, number: int, frames: int) -> list[np.ndarray]:
+        """One picture, moved and lit a little differently from frame to frame."""
+        whole = cv2.resize(self._pictures.frame(number), (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+        room = SIDE - WINDOW
+        corner = self._rng.integers(0, room + 1, 2)
+        found = []
+        for _ in range(frames):
+            light = 1 + self._rng.uniform(-LIGHT, LIGHT)
+            row, column = corner
+            part = whole[row : row + WINDOW, column : column + WINDOW]
+            found.append(np.clip(part * light, 0, 255).astype(np.uint8))
+            corner = np.clip(corner + self._rng.integers(-STEP, STEP + 1, 2), 0, room)
+        return found
+
+
+def taught(plan: Plan, draw: Draw, kind: str, folder: Path) -> Iterator[Facts]:
+    """The life of one workspace, looked at after so many labels a class."""
+    with Workspace.open(folder) as workspace:
+        workspace.change_settings(threads=1)
+        ids = [workspace.journal.create_class(f"class {place}") for place in range(plan.classes)]
+        live = LiveLearner(workspace)
+        live.hurries = True
+        live.start()
+        try:
+            lessons = [draw.lessons(kind, place, max(plan.labels)) for place in range(plan.classes)]
+            done = 0
+            for labels in plan.labels:
+                for class_id, presses in zip(ids, lessons, strict=True):
+                    learned = done
+                    while learned < labels:
+                        frames = presses.pop(0)
+                        learned += len(frames)
+                        label(workspace, frames, class_id)
+                done = labels
+                wait_for_rest(live)
+                yield {"draw": draw.number, "kind": kind, "labels": labels} | facts(live, draw, ids)
+        finally:
+            live.stop()
+
+
+def label(workspace: Workspace, frames: Sequence[np.ndarray], class_id: int) -> None:
+    """As one key press does."""
+    taken = [Taken(each, "camera", None, perceptual_hash(each), 0.0) for each in frames]
+    workspace.journal.label(workspace.take_many(taken), class_id)
+
+
+def wait_for_rest(live: LiveLearner) -> None:
+    """Until everything is learned, rehearsed and calibrated."""
+    live.notify()
+    while not live.caught_up or live.idle_steps_left or live.calibrates or live.phase != "idle":
+        if live.failed:
+            raise RuntimeError(f"the learner failed: {list(live.problems)}")
+        time.sleep(0.05)
+
+
+def facts(live: LiveLearner, draw: Draw, ids: Sequence[int]) -> Facts:
+    known, novel = (said_of(live, frames) for frames in (draw.known, draw.novel))
+    right = np.array([answer.top[0][0] for answer in known]) == np.array(ids)[draw.truth]
+    confidence = np.array([answer.top[0][1] for answer in known])
+    unknown, unknown_novel = (np.array([answer.unknown for answer in each]) for each in (known, novel))
+    return {
+        "calibrated_on": live.predictor.calibration.samples,
+        "temperature": live.predictor.calibration.temperature,
+        "accuracy": share(right),
+        "right_called_unknown": share(unknown[right]),
+        "wrong_called_unknown": share(unknown[~right]),
+        "novel_called_unknown": share(unknown_novel),
+        "wrong_confidence": share(confidence[~right]),
+        "wrong_and_sure": share(confidence[~right] >= SURE),
+        "calibration_error": calibration_error(confidence, right),
+    }
+
+
+def said_of(live: LiveLearner, frames: Sequence[np.ndarray]) -> list[Any]:
+    return [
+        answer for start in range(0, len(frames), 10) for answer in live.answer(frames[start : start + 10])
+    ]
+
+
+def share(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def page_table(result: Facts) -> str:
+    """In percent: the mean over the draws and its 95 % interval."""
+    names = (
+        "accuracy",
+        "right_called_unknown",
+        "novel_called_unknown",
+        "wrong_confidence",
+        "wrong_and_sure",
+        "calibration_error",
+    )
+    rows = []
+    for kind in KINDS:
+        for labels in result["plan"]["labels"]:
+            same = [each for each in result["lives"] if (each["kind"], each["labels"]) == (kind, labels)]
+            cells = [
+                Estimate.of([each[name] for each in same if each[name] is not None]).text for name in names
+            ]
+            samples = np.mean([each["calibrated_on"] for each in same])
+            rows.append([kind, str(labels), str(len(same)), f"{samples:.0f}", *cells])
+    header = [
+        "shown",
+        "labels a class",
+        "workspaces",
+        "calibrated on",
+        *(each.replace("_", " ") for each in names),
+    ]
+    return table(header, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(commands, "python -m benchmarks.honesty"))
