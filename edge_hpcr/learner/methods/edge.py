@@ -1,10 +1,9 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
 The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. Muon
-takes the place of SGD: a single pass has few steps, and each must count. The averaged weights predict, and may teach
-the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on the rows that `taught` names; each costs
-a forward pass more. A new class is in the average from its first step on.
+augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. The
+averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
+the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
 docs/method.md has the evidence for each part.
 """
 
@@ -45,10 +44,7 @@ class Edge(hpcr.HPCR):
     Config = Config
     paper_options: ClassVar = {}
     predicts_averaged = True
-    recommended: ClassVar = {
-        **{"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"},
-        **{"optimiser": "muon", "lr": 0.025, "proxy_lr": 0.1},
-    }
+    recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
     recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
 
     def loss(self, batch: Batch) -> Tensor:
