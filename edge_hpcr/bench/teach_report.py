@@ -152,7 +152,9 @@ def _test_then_train(contestants: Sequence[Lessons]) -> list[str]:
     if not found:
         return []
     counts = [str(count) for count in contestants[0].counts[1:]]
-    rows = [[title, *(Estimate.of(own.get(each, [])).text for each in counts)] for title, own in found.items()]
+    rows = [
+        [title, *(Estimate.of(own.get(each, [])).text for each in counts)] for title, own in found.items()
+    ]
     return [
         "Test-then-train: labels answered right before they were taught, in percent of those since the column before "
         "(the first number of labels a class has none):",
