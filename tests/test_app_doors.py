@@ -610,7 +610,7 @@ def test_behind_nginx_the_page_teaches(proxied):
         page.keyboard.press("Enter")
         expect(page.locator("#message")).to_contain_text("mug saved")
         go_to(page, "Accuracy")
-        expect(page.locator("#accuracy-summary")).not_to_be_empty()
+        expect(page.locator("#accuracy-verdict")).not_to_be_empty()
     journal = app.server.studio.journal
     (sample,) = journal.samples(state="labelled")
     assert journal.authors_of([sample.id]) == {sample.id: "anna"}
