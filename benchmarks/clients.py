@@ -47,7 +47,8 @@ from export.publish.to_onnx import export_full, graph_versions
 
 NETWORKS = {"from scratch, 32 pixels": (SCRATCH, 32), "the default, 224 pixels": (TRUNK, 224)}
 PICTURES = 100
-LABELS, TESTS = 20, 300  # per class, and in all
+LABELS, TESTS = 20, 2000  # per class, and in all
+LOOKED_AT = 300  # test pictures on which it was chosen which layers stay in 32 bits: others are asked
 BUSY = 1.5  # of the load average: more work than this measurement alone
 PAGE = Path("docs/clients.md")
 WORDS = Path(__file__).with_name("clients_page.md")
@@ -128,7 +129,7 @@ def taught_snapshot(dataset: Dataset, backbone: str, size: int) -> Snapshot:
     for start in range(0, len(rows), 10):
         part = slice(start, start + 10)
         learner.observe(images[part], dataset.train_labels[rows[part]].tolist())
-    tests = np.random.default_rng(1).permutation(len(dataset.test_labels))[:TESTS]
+    tests = np.random.default_rng(1).permutation(len(dataset.test_labels))[LOOKED_AT : LOOKED_AT + TESTS]
     seen = np.stack([prepare(image, (size, size)) for image in dataset.test_images[tests]])
     held_out = HeldOutSamples(seen, dataset.test_labels[tests].astype(np.int64))
     names = {int(number): ClassLabel(int(number), f"class {number}") for number in classes}
