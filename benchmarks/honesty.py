@@ -31,13 +31,8 @@ from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.folder import Taken, Workspace
 
 KINDS = ("single pictures", "bursts")
-BURSTS = (
-    3,
-    2,
-    5,
-    5,
-    5,
-)  # frames of one picture each, so that they end at the numbers of labels that are asked about
+# Frames of one picture each; they end at the numbers of labels that are asked about.
+BURSTS = (3, 2, 5, 5, 5)
 SIDE, WINDOW = 128, 112  # pixels of a picture, and of the part that a frame shows
 STEP, LIGHT = 3, 0.1  # by how much a frame differs from the one before: pixels, share
 SURE = 0.9

@@ -25,9 +25,7 @@ class Answer:
     top: tuple[tuple[int, float], ...]  # class id and calibrated confidence, the best first, three at most
     similarity: float  # cosine to the nearest proxy
     unknown: bool  # no proxy is near
-    calibrated: bool = (
-        True  # otherwise its confidences are what the network says, which nobody has compared with the truth
-    )
+    calibrated: bool = True  # if not, nobody has compared its confidences with the truth
 
     @property
     def priority(self) -> float:

@@ -9,9 +9,8 @@ from edge_hpcr.learner.bursts import directions, group_sums, unit, votes
 from edge_hpcr.live.verdict import Contradiction
 from edge_hpcr.workspace.held_out import ALIKE_BITS, UNKNOWN_HASH
 
-FEWEST_OTHERS = (
-    2  # pictures of its own class, and one more of the other: a class that has just begun is no evidence
-)
+# Pictures of its own class, and one more of the other: a class that has just begun is no evidence.
+FEWEST_OTHERS = 2
 # A difference of cosines; chosen on photographs of CIFAR100 among whose labels a few were exchanged. Without it, right
 # labels of unusual pictures would be marked as well.
 MARGIN = 0.25
