@@ -151,8 +151,8 @@ def running_alone(
 
 
 @contextmanager
-def chromium(film: Path | None = None, windows: bool = False) -> Iterator[Browser]:
-    """A real browser; with a film, its camera shows that, and pages may use it without asking.
+def chromium(film: Path | None = None, windows: bool = False, cameras: int = 0) -> Iterator[Browser]:
+    """A real browser; with a film, its camera shows that, and pages may use it without asking, as they may several cameras.
 
     The same engine comes without windows, too, and loads a page in less time; measurements want what a person has.
     """
@@ -162,12 +162,13 @@ def chromium(film: Path | None = None, windows: bool = False) -> Iterator[Browse
         filter(None, map(shutil.which, names)), None
     )  # None: Playwright's own, if it has been installed
     arguments = ["--no-sandbox", "--disable-gpu"]
-    if film is not None:
+    if film is not None or cameras:
         arguments += [
-            "--use-fake-device-for-media-stream",
+            f"--use-fake-device-for-media-stream=device-count={cameras or 1}",
             "--use-fake-ui-for-media-stream",
-            f"--use-file-for-fake-video-capture={film}",
         ]
+    if film is not None:
+        arguments.append(f"--use-file-for-fake-video-capture={film}")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         try:

@@ -136,6 +136,10 @@ def test_a_picture_is_answered_as_a_device_would_and_names_are_escaped(taught):
     )
     page = trial.answer_html(models.versions()[0], "fp32", replace(result, unknown=True), image)
     assert "<i>" not in page and "Unknown" in page and "data:image/png;base64," in page
+    version, known = models.versions()[0], replace(result, unknown=False)
+    measured = replace(version, manifest=replace(version.manifest, unknown_below=0.0))
+    assert f"{100 * result.top[0].confidence:.0f} %" in trial.answer_html(measured, "fp32", known, image)
+    assert " %" not in trial.answer_html(version, "fp32", known, image)  # taught too little to measure it
     best = result.top[0]
     for live, said in {
         replace(
@@ -146,7 +150,8 @@ def test_a_picture_is_answered_as_a_device_would_and_names_are_escaped(taught):
         ): f"They differ: {escape(best.name)} there, ",
         replace(result, top=(), unknown=True): f"They differ: {escape(best.name)} there, unknown now.",
     }.items():
-        page = trial.answer_html(models.versions()[0], "fp32", replace(result, unknown=False), image, live)
+        now = trial.Said(live, is_measured=True)
+        page = trial.answer_html(version, "fp32", known, image, now)
         assert said in page and "<i>" not in page and "The learner says now:" in page
     assert models.answer(1, "fp32", image) == result  # the model is still loaded
     publish(one.exports, snapshot_of(one.live), variants=())

@@ -123,6 +123,28 @@ def test_two_classes_taught_from_the_camera_are_told_apart(tmp_path, films):
             assert {row.origin for row in rows} == {"browser camera"}
 
 
+def test_of_two_cameras_the_chosen_one_is_used_also_after_a_reload(tmp_path):
+    """By its name: this browser, like others in private windows, gives its cameras new ids at every load."""
+    used = "document.querySelector('#preview')?.srcObject?.getVideoTracks()[0].label"
+    with running(tmp_path / "workspace", source="") as app, chromium(cameras=2) as browser:
+        page = open_page(browser, app)
+        page.click("#source-browser")
+        picker = page.locator("#camera-choice")
+        expect(picker).to_be_visible()
+        expect(picker.locator("option")).to_have_count(2)
+        shown = picker.locator("option:checked")
+        before = page.evaluate(used)
+        expect(shown).to_have_text(before)
+        (other,) = set(picker.locator("option").all_text_contents()) - {before}
+        picker.select_option(label=other)
+        page.wait_for_function(f"{used} === '{other}'")
+        next_frame(page)
+        page.reload()
+        page.wait_for_function(f"{used} === '{other}'")
+        expect(shown).to_have_text(other)
+        next_frame(page)
+
+
 def test_a_camera_that_vanishes_is_told_and_another_source_goes_on(tmp_path, films):
     with running(tmp_path / "workspace", source="") as app, chromium(films["temple"]) as browser:
         context = browser.new_context()

@@ -18,6 +18,8 @@ const TAKEN = "another page has taken the camera over: choose the camera here to
 export const chosen = {
   get device() { return localStorage.edgeCamera ?? ""; },
   set device(id) { localStorage.edgeCamera = id; },
+  get name() { return localStorage.edgeCameraName ?? ""; },
+  set name(name) { localStorage.edgeCameraName = name; },
   get mirror() { return localStorage.edgeMirror === "yes"; },
   set mirror(on) { localStorage.edgeMirror = on ? "yes" : "no"; },
   get used() { return "edgeCamera" in localStorage; },
@@ -45,7 +47,7 @@ export class BrowserCamera {
     try {
       media = await navigator.mediaDevices.getUserMedia({ video: { ...wanted, ...which } });
     } catch (error) {
-      if (error.name === "OverconstrainedError" && chosen.device) { chosen.device = ""; return this.start(); } // another one will do
+      if (error.name === "OverconstrainedError" && chosen.device) { chosen.device = await this.sameByName(); return this.start(); }
       this.report(REASONS[error.name] ?? `the camera cannot be used: ${error.message}`);
       return false;
     }
@@ -87,6 +89,12 @@ export class BrowserCamera {
     if (live) { this.video.play().catch(() => {}); return; }
     this.media = null;
     if (await this.start()) this.begin(); else this.gone();
+  }
+
+  /** Some browsers give their cameras other ids every time; if none has the name either, any camera will do. */
+  async sameByName() {
+    const found = await this.devices();
+    return found.find((each) => each.label === chosen.name && each.deviceId !== chosen.device)?.deviceId ?? "";
   }
 
   async devices() {

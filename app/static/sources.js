@@ -38,7 +38,7 @@ export class Sources {
     this.teach = teach;
     this.choices = choiceButtons((what) => this.choose(what));
     this.state = make("span", { id: "source-state" });
-    this.cameras = make("select", { id: "camera-choice", "aria-label": "which camera", hidden: true, onchange: () => { chosen.device = this.cameras.value; this.useCamera(); } });
+    this.cameras = make("select", { id: "camera-choice", "aria-label": "which camera", hidden: true, onchange: () => { Object.assign(chosen, { device: this.cameras.value, name: this.cameras.selectedOptions[0].text }); this.useCamera(); } });
     this.mirror = make("input", { type: "checkbox", id: "camera-mirror", onchange: () => { chosen.mirror = this.mirror.checked; this.teach.showMirror(); } });
     this.mirror.checked = chosen.mirror;
     this.mirrorLabel = make("label", { class: "source-mirror", hidden: true }, this.mirror, " mirror");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,38 +26,53 @@ FOLLOW_SECONDS = 1.0
 VARIANT_NAMES = {"fp32": "FP32", "int8": "INT8", "fp16": "FP16"}
 
 
+@dataclass(frozen=True)
+class Said:
+    """An answer, and whether its confidence was ever compared with the truth."""
+
+    result: Result
+    is_measured: bool
+
+
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
 def answer_html(
-    version: Version, variant: str, result: Result, image: np.ndarray, live: Result | None = None
+    version: Version, variant: str, result: Result, image: np.ndarray, live: Said | None = None
 ) -> str:
     """What the version says of the picture, beside it; and beside that what the learner says now, where it was asked."""
+    # The line below which a picture is unknown is measured together with the confidence.
+    own = Said(result, version.manifest.unknown_below is not None)
     colours = {each.id: colour_of(each.id, each.colour) for each in version.manifest.classes}
     picture, media_type = encoded(shrink(image))
     address = f"data:{media_type};base64,{base64.b64encode(picture).decode()}"
     small = ' class="small"' if max(image.shape[:2]) <= 64 else ""
-    said = _said_html(f"Version {version.number} ({VARIANT_NAMES[variant]}) says:", result, colours)
+    said = _said_html(f"Version {version.number} ({VARIANT_NAMES[variant]}) says:", own, colours)
     if live is not None:
         said += _said_html("The learner says now:", live, colours)
-        said += f"<p>{escape(_compared(result, live))}</p>"
+        said += f"<p>{escape(_compared(result, live.result))}</p>"
     return f'<div class="models-answer"><img{small} src="{address}" alt="the picture that was tried">{said}</div>'
 
 
-def _said_html(who: str, result: Result, colours: dict[int, str]) -> str:
-    bars = "".join(
-        f'<li class="answer"><span class="answer-name" title="{escape(label.name)}">{escape(label.name)}</span>'
-        f'<span class="answer-bar" aria-hidden="true"><span style="width:{100 * label.confidence:.1f}%;'
-        f'background:{colours.get(label.id) or colour_of(label.id, None)}"></span></span>'
-        f"<span>{100 * label.confidence:.0f} %</span></li>"
-        for label in result.top
-    )
-    said = f"<ol>{bars}</ol>"
+def _said_html(who: str, answer: Said, colours: dict[int, str]) -> str:
+    result = answer.result
+    said = f"<ol>{''.join(_bar_html(label, colours) for label in result.top)}</ol>"
+    if not answer.is_measured and result.top:
+        said = f"<p><strong>{escape(result.top[0].name)}</strong> (how sure it is, nobody has measured)</p>"
     if result.unknown:
         nearest = f"; the nearest is {escape(result.top[0].name)}" if result.top else ""
         said = f"<p><strong>Unknown</strong>: it is like none of the classes{nearest}.</p>"
     near = f"<p>Cosine to the nearest class: {result.similarity:.2f}</p>" if result.top else ""
     return f"<div><p>{escape(who)}</p>{said}{near}</div>"
+
+
+def _bar_html(label: Label, colours: dict[int, str]) -> str:
+    return (
+        f'<li class="answer"><span class="answer-name" title="{escape(label.name)}">{escape(label.name)}</span>'
+        f'<span class="answer-bar" aria-hidden="true"><span style="width:{100 * label.confidence:.1f}%;'
+        f'background:{colours.get(label.id) or colour_of(label.id, None)}"></span></span>'
+        f"<span>{100 * label.confidence:.0f} %</span></li>"
+    )
 
 
 def _compared(version: Result, live: Result) -> str:
@@ -69,11 +85,11 @@ def _compared(version: Result, live: Result) -> str:
     return f"They differ: {own.name if own else 'unknown'} there, {other.name if other else 'unknown'} now."
 
 
-def _as_result(answer: Answer, names: dict[int, str]) -> Result:
+def _as_said(answer: Answer, names: dict[int, str]) -> Said:
     labels = [
         Label(class_id, names.get(class_id, f"class {class_id}"), share) for class_id, share in answer.top
     ]
-    return Result(labels, answer.unknown, answer.similarity)
+    return Said(Result(labels, answer.unknown, answer.similarity), answer.calibrated)
 
 
 # What can be done -----------------------------------------------------------------------------------------------------
@@ -109,7 +125,7 @@ def build(studio: Studio, tab: gr.Tab) -> gr.Dropdown:
     answer = gr.HTML("", elem_id="models-answer", **PLAIN)
     timer = gr.Timer(FOLLOW_SECONDS, active=False)
 
-    def ask(number: int | None, kind: str, image: np.ndarray, live: Result | None = None) -> str:
+    def ask(number: int | None, kind: str, image: np.ndarray, live: Said | None = None) -> str:
         if number is None:
             raise UserError("there is no version to try yet: publish one first")
         found = {each.number: each for each in studio.models.versions()}.get(int(number))
@@ -148,7 +164,7 @@ def build(studio: Studio, tab: gr.Tab) -> gr.Dropdown:
     def try_live(following: bool, number: int | None, kind: str) -> Any:
         def beside() -> str:
             shown = current()
-            return ask(number, kind, shown.image, _as_result(shown.answer, studio.class_names()))
+            return ask(number, kind, shown.image, _as_said(shown.answer, studio.class_names()))
 
         return or_why_not(beside) if following else gr.skip()
 
