@@ -129,7 +129,8 @@ def _accuracy(snapshot: Snapshot, facts: dict[str, Any]) -> str:
 def _use(snapshot: Snapshot, facts: dict[str, Any]) -> str:
     image, threshold = facts["image"], snapshot.unknown_below
     unknown = (
-        "No threshold for *unknown* is known yet: take `similarity` for information."
+        "Too few pictures were there to measure it on: the probabilities are good for an order of the classes alone, and no "
+        "threshold for *unknown* is known yet."
         if threshold is None
         else f"A picture whose `similarity` is below {threshold:g} is *unknown*: of none of these classes."
     )
