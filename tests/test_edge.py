@@ -49,20 +49,49 @@ def test_the_teacher_answers_the_rows_that_it_is_asked_for(taught, rows):
     batch = taught_batch()
     terms = [divergence(batch.logits[row].tolist(), (2 * batch.inputs[row]).tolist()) for row in rows]
     plain = methods.create("pcr").loss(batch).item()
-    loss = methods.create("edge", {"teacher": 3.0, "taught": taught}).loss(batch).item()
+    loss = methods.create("edge", {"teacher": 3.0, "taught": taught, "balance": 0.0}).loss(batch).item()
     assert loss == pytest.approx(plain + 3 * sum(terms) / 10, rel=1e-4)
 
 
-def test_without_weight_or_average_its_loss_is_that_of_pcr():
+def test_without_weight_or_average_or_balance_its_loss_is_that_of_pcr():
     batch = taught_batch()
     plain = methods.create("pcr").loss(batch).item()
-    assert methods.create("edge").loss(batch).item() == plain
-    assert methods.create("edge", {"teacher": 3.0}).loss(replace(batch, teach=None)).item() == plain
+    assert methods.create("edge", {"balance": 0.0}).loss(batch).item() == plain
+    without = methods.create("edge", {"teacher": 3.0, "balance": 0.0})
+    assert without.loss(replace(batch, teach=None)).item() == plain
+
+
+@pytest.mark.parametrize("balance", [0.5, 1.0])
+def test_a_class_that_comes_often_counts_less_a_row(balance):
+    """Against a loop over the rows: 2 incoming of class 0 and 1 of class 1, 6 replayed of 4 classes."""
+    batch = batch_of(incoming=[0, 0, 1], replayed=[0, 1, 2, 2, 3, 1], views=1)
+    shown = {0: 2, 1: 1, 2: 0, 3: 0}
+    sum_of_terms = sum_of_weights = 0.0
+    labels = batch.labels.tolist()
+    for row, label in enumerate(labels):
+        scores = batch.logits[row].tolist()
+        rivals = math.log(sum(math.exp(scores[other]) for other in labels))
+        weight = (shown[label] + 6 / 4) ** -balance
+        sum_of_terms += weight * (rivals - scores[label])
+        sum_of_weights += weight
+    method = methods.create("edge", {"balance": balance})
+    assert method.loss(batch).item() == pytest.approx(sum_of_terms / sum_of_weights, rel=1e-5)
+    # In rehearsal all samples come from the memory, each class in its turn.
+    rehearsed = method.loss(replace(batch, rehearsal=True)).item()
+    assert rehearsed == losses.pcr(batch.logits, batch.labels).item()
+
+
+def test_learners_of_before_go_on_without_balance():
+    assert methods.method_class("edge").options_then({"schedule": "constant"})["balance"] == 0.0
+    assert methods.create("edge").config.balance == 0.5
+    with pytest.raises(UserError, match=r"balance 1\.5: give a number from 0 \(rows\) to 1 \(classes\)"):
+        methods.create("edge", {"balance": 1.5})
 
 
 def test_pairs_of_samples_stay_out_of_it_however_many_there_are():
     batch = batch_of(incoming=[0, 1, 2, 3] * 8, replayed=[2, 3, 0] * 12)
-    assert methods.create("edge").loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
+    edge = methods.create("edge", {"balance": 0.0})
+    assert edge.loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
     assert methods.create("hpcr", {"alpha": 0.0, "beta": 0.0, "schedule": "constant"}).loss(
         batch
     ).item() != pytest.approx(losses.pcr(batch.logits, batch.labels).item())
@@ -86,7 +115,7 @@ def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
 
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
     config = LearnerConfig.recommended("reduced_resnet18", method="edge")
-    assert not config.plain and config.replay == 30 and config.augment == LIGHT
+    assert not config.plain and config.replay == 30 and config.augment == LIGHT and config.optimiser == "muon"
     method = methods.create("edge")
     assert not (method.stores_logits or method.stores_features)
     # A trunk's own settings suit whatever method learns behind it.
@@ -155,7 +184,7 @@ def test_wrong_options_are_refused(wrong, said):
         methods.create("edge", wrong)
 
 
-def test_the_learning_rate_falls_with_the_root_of_the_steps():
+def test_the_learning_rate_falls_with_the_root_of_the_steps_but_not_to_nothing():
     learner = rival("er", memory=MemoryConfig(samples=20), lr_decay=4, lr=0.1)
     for seed in range(12):
         observe(learner, [0, 1], seed)
@@ -164,6 +193,8 @@ def test_the_learning_rate_falls_with_the_root_of_the_steps():
     moved = learner.network.proxies.detach() - before
     expected = -0.1 * (1 + 12 / 4) ** -0.5 * learner.network.proxies.grad
     torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
+    learner.step = 10**6
+    assert learner._rate() == 0.2
 
 
 def test_a_learning_rate_that_falls_in_no_time_is_refused():

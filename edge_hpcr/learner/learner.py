@@ -45,6 +45,7 @@ __all__ = [
     "resolve_device",
 ]
 PREDICTION_BATCH = 256
+LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves: late in its life, too, a learner learns new classes
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -306,7 +307,7 @@ class Learner:
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
 
-        return self._step(drawn, None, remember=False)
+        return self._step(drawn, None, remember=False, rehearsal=True)
 
     @_exclusive
     def end_task(self) -> None:
@@ -319,11 +320,12 @@ class Learner:
         choose: Callable[[], tuple[np.ndarray, np.ndarray, Replay]],
         ids: np.ndarray | None,
         remember: bool,
+        rehearsal: bool = False,
     ) -> StepReport:
         begun = time.perf_counter()
         with self._undone_on_error():
             inputs, columns, replay = choose()
-            batch = step.forward(self, inputs, columns, replay, ids)
+            batch = step.forward(self, inputs, columns, replay, ids, rehearsal)
             outcome = step.read(self, batch, *step.backward(self, batch))
             offer = self._offer(inputs, columns, batch, outcome) if remember else None
         # From here on nothing can be refused: the weights and the memory change together.
@@ -343,7 +345,7 @@ class Learner:
     def _rate(self) -> float:
         """The learning rate's share that is left: it falls with the root of the steps, as nobody knows how many will come."""
         decay = self.config.lr_decay
-        return 1.0 if decay is None else (1 + self.step / decay) ** -0.5
+        return 1.0 if decay is None else max((1 + self.step / decay) ** -0.5, LOWEST_RATE)
 
     @torch.no_grad()
     def _follow(self, inputs: Tensor) -> None:

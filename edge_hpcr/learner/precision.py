@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 PRECISIONS = ("auto", "float32", "bfloat16")
-# Whether runs in `results/` show that bfloat16 is as accurate on Split CIFAR10, three seeds each: `auto` waits for them.
-AS_ACCURATE = False
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
@@ -27,15 +25,12 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def resolve_precision(
-    name: str,
-    device: torch.device,
-    is_fast: Callable[[torch.device], bool] = has_fast_bfloat16,
-    as_accurate: bool = AS_ACCURATE,
+    name: str, device: torch.device, is_fast: Callable[[torch.device], bool] = has_fast_bfloat16
 ) -> str:
-    """`auto` is bfloat16 where the device has it and it was shown to be as accurate, else float32."""
+    """`auto` is bfloat16 where the device has it, else float32: docs/speed.md has the runs that were as accurate."""
     if name != "auto":
         return name
-    return "bfloat16" if as_accurate and is_fast(device) else "float32"
+    return "bfloat16" if is_fast(device) else "float32"
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -46,6 +46,7 @@ def forward(
     columns: np.ndarray,
     replay: Replay,
     ids: np.ndarray | None = None,
+    rehearsal: bool = False,
 ) -> Batch:
     """The incoming and the replayed group through the network, each followed by its augmented views, or these alone."""
     config, network, device = learner.config, learner.network, learner.device
@@ -85,6 +86,7 @@ def forward(
         step=learner.step,
         tau=config.tau,
         ids=learner.memory.new_ids(len(columns)) if ids is None else ids,
+        rehearsal=rehearsal,
         teach=None if learner.average is None else partial(_teach, learner, learner.average.network),
     )
 

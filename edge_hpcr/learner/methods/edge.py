@@ -1,7 +1,8 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
 The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. The
+augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. Muon
+learns fast, which makes what is shown now displace the rest, unless rows of a class that comes often count less. The
 averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
 the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
 docs/method.md has the evidence for each part.
@@ -29,12 +30,15 @@ class Config(hpcr.Config):
     beta: float = 0.0
     teacher: float = 0.0  # weight of the averaged weights' answers
     taught: str = "all"  # rows that they answer; "views": the augmented ones
+    balance: float = 0.5  # 0: every row counts the same; 1: every class does, however often it comes
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("taught", self.taught, TAUGHT)
         if self.teacher < 0:
             raise UserError(f"teacher {self.teacher}: a weight of a loss is not negative")
+        if not 0 <= self.balance <= 1:
+            raise UserError(f"balance {self.balance}: give a number from 0 (rows) to 1 (classes)")
 
 
 class Edge(hpcr.HPCR):
@@ -43,8 +47,12 @@ class Edge(hpcr.HPCR):
     source = "ours, after the paper's PCR loss; its teacher is of Michel et al., ICML 2024; no row of the paper's tables"
     Config = Config
     paper_options: ClassVar = {}
+    earlier: ClassVar = {**hpcr.HPCR.earlier, "balance": 0.0}
     predicts_averaged = True
-    recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
+    recommended: ClassVar = {
+        **{"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"},
+        **{"optimiser": "muon", "lr": 0.025, "proxy_lr": 0.1, "lr_decay": 1000},
+    }
     recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
 
     def loss(self, batch: Batch) -> Tensor:
@@ -58,7 +66,18 @@ class Edge(hpcr.HPCR):
 
     def contrast(self, batch: Batch) -> Tensor:
         """Without sample pairs, however large the batch: the settings were chosen without them."""
-        return losses.pcr(batch.logits, batch.labels)
+        return losses.pcr(batch.logits, batch.labels, self.row_weights(batch))
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """Rows of a class that comes often count less: else what is shown now displaces what is only replayed.
+
+        A class comes as often as it stands among the incoming rows, and in its turn among the replayed ones.
+        """
+        if batch.rehearsal or self.config.balance == 0:
+            return None
+        shown = losses.class_counts(batch.labels[batch.incoming], batch.num_classes)
+        in_turn = (len(batch.labels) - batch.incoming_rows) / batch.num_classes
+        return (shown + in_turn)[batch.labels] ** -self.config.balance
 
     def taught(self, batch: Batch) -> Tensor:
         """The rows whose answers the teacher gives."""
