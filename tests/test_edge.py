@@ -49,15 +49,15 @@ def test_the_teacher_answers_the_rows_that_it_is_asked_for(taught, rows):
     batch = taught_batch()
     terms = [divergence(batch.logits[row].tolist(), (2 * batch.inputs[row]).tolist()) for row in rows]
     plain = methods.create("pcr").loss(batch).item()
-    loss = methods.create("edge", {"teacher": 3.0, "taught": taught, "balance": 0.0}).loss(batch).item()
+    loss = methods.create("edge", {"teacher": 3.0, "taught": taught}).loss(batch).item()
     assert loss == pytest.approx(plain + 3 * sum(terms) / 10, rel=1e-4)
 
 
 def test_without_weight_or_average_or_balance_its_loss_is_that_of_pcr():
     batch = taught_batch()
     plain = methods.create("pcr").loss(batch).item()
-    assert methods.create("edge", {"balance": 0.0}).loss(batch).item() == plain
-    without = methods.create("edge", {"teacher": 3.0, "balance": 0.0})
+    assert methods.create("edge").loss(batch).item() == plain
+    without = methods.create("edge", {"teacher": 3.0})
     assert without.loss(replace(batch, teach=None)).item() == plain
 
 
@@ -81,16 +81,14 @@ def test_a_class_that_comes_often_counts_less_a_row(balance):
     assert rehearsed == losses.pcr(batch.logits, batch.labels).item()
 
 
-def test_learners_of_before_go_on_without_balance():
-    assert methods.method_class("edge").options_then({"schedule": "constant"})["balance"] == 0.0
-    assert methods.create("edge").config.balance == 0.5
+def test_a_balance_that_is_no_share_is_refused():
     with pytest.raises(UserError, match=r"balance 1\.5: give a number from 0 \(rows\) to 1 \(classes\)"):
         methods.create("edge", {"balance": 1.5})
 
 
 def test_pairs_of_samples_stay_out_of_it_however_many_there_are():
     batch = batch_of(incoming=[0, 1, 2, 3] * 8, replayed=[2, 3, 0] * 12)
-    edge = methods.create("edge", {"balance": 0.0})
+    edge = methods.create("edge")
     assert edge.loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
     assert methods.create("hpcr", {"alpha": 0.0, "beta": 0.0, "schedule": "constant"}).loss(
         batch
@@ -115,7 +113,7 @@ def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
 
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
     config = LearnerConfig.recommended("reduced_resnet18", method="edge")
-    assert not config.plain and config.replay == 30 and config.augment == LIGHT and config.optimiser == "muon"
+    assert not config.plain and config.replay == 30 and config.augment == LIGHT
     method = methods.create("edge")
     assert not (method.stores_logits or method.stores_features)
     # A trunk's own settings suit whatever method learns behind it.

@@ -1,8 +1,8 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
 The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. Muon
-learns fast, which makes what is shown now displace the rest, unless rows of a class that comes often count less. The
+augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. Rows of
+a class that comes often may count less (`balance`), which a fast optimiser like Muon needs on many classes. The
 averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
 the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
 docs/method.md has the evidence for each part.
@@ -30,7 +30,7 @@ class Config(hpcr.Config):
     beta: float = 0.0
     teacher: float = 0.0  # weight of the averaged weights' answers
     taught: str = "all"  # rows that they answer; "views": the augmented ones
-    balance: float = 0.5  # 0: every row counts the same; 1: every class does, however often it comes
+    balance: float = 0.0  # 0: every row counts the same; 1: every class does, however often it comes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,12 +47,8 @@ class Edge(hpcr.HPCR):
     source = "ours, after the paper's PCR loss; its teacher is of Michel et al., ICML 2024; no row of the paper's tables"
     Config = Config
     paper_options: ClassVar = {}
-    earlier: ClassVar = {**hpcr.HPCR.earlier, "balance": 0.0}
     predicts_averaged = True
-    recommended: ClassVar = {
-        **{"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"},
-        **{"optimiser": "muon", "lr": 0.025, "proxy_lr": 0.1, "lr_decay": 1000},
-    }
+    recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
     recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
 
     def loss(self, batch: Batch) -> Tensor:
