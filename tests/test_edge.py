@@ -57,14 +57,13 @@ def test_without_weight_or_average_or_balance_its_loss_is_that_of_pcr():
     batch = taught_batch()
     plain = methods.create("pcr").loss(batch).item()
     assert methods.create("edge").loss(batch).item() == plain
-    without = methods.create("edge", {"teacher": 3.0})
-    assert without.loss(replace(batch, teach=None)).item() == plain
+    assert methods.create("edge", {"teacher": 3.0}).loss(replace(batch, teach=None)).item() == plain
 
 
 @pytest.mark.parametrize("balance", [0.5, 1.0])
 def test_a_class_that_comes_often_counts_less_a_row(balance):
     """Against a loop over the rows: 2 incoming of class 0 and 1 of class 1, 6 replayed of 4 classes."""
-    batch = batch_of(incoming=[0, 0, 1], replayed=[0, 1, 2, 2, 3, 1], views=1)
+    batch = batch_of(incoming=[0, 0, 1], replayed=[0, 1, 2, 2, 3, 1])
     shown = {0: 2, 1: 1, 2: 0, 3: 0}
     sum_of_terms = sum_of_weights = 0.0
     labels = batch.labels.tolist()
@@ -81,15 +80,18 @@ def test_a_class_that_comes_often_counts_less_a_row(balance):
     assert rehearsed == losses.pcr(batch.logits, batch.labels).item()
 
 
-def test_a_balance_that_is_no_share_is_refused():
-    with pytest.raises(UserError, match=r"balance 1\.5: give a number from 0 \(rows\) to 1 \(classes\)"):
-        methods.create("edge", {"balance": 1.5})
+def test_a_learner_tells_its_method_when_it_rehearses(monkeypatch):
+    learner = rival("edge", memory=MemoryConfig(samples=20))
+    loss, told = learner.method.loss, []
+    monkeypatch.setattr(learner.method, "loss", lambda batch: told.append(batch.rehearsal) or loss(batch))
+    observe(learner, [0, 1])
+    learner.rehearse()
+    assert told == [False, True]
 
 
 def test_pairs_of_samples_stay_out_of_it_however_many_there_are():
     batch = batch_of(incoming=[0, 1, 2, 3] * 8, replayed=[2, 3, 0] * 12)
-    edge = methods.create("edge")
-    assert edge.loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
+    assert methods.create("edge").loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
     assert methods.create("hpcr", {"alpha": 0.0, "beta": 0.0, "schedule": "constant"}).loss(
         batch
     ).item() != pytest.approx(losses.pcr(batch.logits, batch.labels).item())
@@ -175,7 +177,8 @@ def test_the_teacher_is_the_average_of_the_weights_and_has_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"teacher": -1.0}, "teacher -1"), ({"taught": "some"}, "taught")]
+    ("wrong", "said"),
+    [({"teacher": -1.0}, "teacher -1"), ({"taught": "some"}, "taught"), ({"balance": 1.5}, "balance 1.5")],
 )
 def test_wrong_options_are_refused(wrong, said):
     with pytest.raises(UserError, match=said):

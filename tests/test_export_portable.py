@@ -231,7 +231,8 @@ def test_a_card_without_threshold_and_with_many_classes_is_short():
     }
     card = model_card(snapshot, facts)
     assert "and 800 more: see `labels.txt`" in card and len(card.splitlines()) < 260
-    assert "Too few pictures were there to measure it on" in card and "No int8: too slow." in card
+    assert "Too few pictures were there to measure it on" in card
+    assert "no threshold for *unknown* is known yet" in card and "No int8: too slow." in card
 
 
 def test_a_server_hands_out_what_lies_beside_a_model_and_nothing_else(workspace, folder):

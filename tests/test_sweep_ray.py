@@ -123,21 +123,20 @@ def wait_until(process, condition, what: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_loses_nothing_when_one_of_two_nodes_is_killed(tmp_path, nodes, sweep, here):
+def test_twenty_runs_lose_nothing_when_one_of_two_nodes_is_killed(tmp_path, nodes, sweep, here):
     nodes.ensure(2)
-    # Each run is a process that imports PyTorch, so there are eight; with twenty it was the longest test of all.
-    text = "datasets: digits\nlimit: 20\nset: {nf: 4}\nmethods: [hpcr, er, ncm, finetune]\nbuffers: 30\nseeds: 2\n"
+    text = "datasets: digits\nlimit: 20\nset: {nf: 4}\nmethods: [hpcr, er, ncm, finetune]\nbuffers: 30\nseeds: 5\n"
     with sweep(text, "--shared") as process:
-        wait_until(process, lambda: len(list((tmp_path / "runs").glob("*.json"))) >= 2, "two results")
+        wait_until(process, lambda: len(list((tmp_path / "runs").glob("*.json"))) >= 5, "five results")
         nodes.kill_one()
         said = process.communicate()[1]
     assert process.returncode == 0, said
     assert "Traceback" not in said
     endings = re.findall(r"^(\S+): done, accuracy", said, re.MULTILINE)
-    assert len(runs_of(tmp_path)) == 8
+    assert len(runs_of(tmp_path)) == 20
     assert sorted(endings) == sorted(run.name for run in runs_of(tmp_path))
     assert_each_run_is_there_once(tmp_path)
-    for run in runs_of(tmp_path)[::3]:
+    for run in runs_of(tmp_path)[::5]:
         assert_as_made_here(tmp_path, run, here)
 
 
