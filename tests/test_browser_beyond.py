@@ -108,8 +108,8 @@ def test_classes_are_put_in_order_and_given_keys_which_every_tab_follows_and_a_r
     expect(page.locator("#classes-message")).to_have_text("nut has the key m")
     for key, problem in (
         ("u", "does something else on this page"),
-        ("M", "one small letter"),
-        ("-", "letter"),
+        ("M", "key 'M': give one small letter"),
+        ("-", "key '-': give one small letter"),
     ):
         set_field(page, bolt, "key", key)
         expect(page.locator("#classes-message")).to_contain_text(problem)

@@ -122,11 +122,12 @@ class Classes {
     }
   }
 
-  /** What a field of a row says; it shows afterwards what became of it. */
+  /** What a field of a row says; it shows afterwards what became of it, unless somebody has typed in it meanwhile. */
   async change(field, action) {
+    const sent = field.value;
     await this.perform(action);
     const known = this.now.classById.get(action.class);
-    if (known) field.value = field.classList.contains("classes-key") ? known.key : this.now.classes.indexOf(known) + 1;
+    if (known && field.value === sent) field.value = field.classList.contains("classes-key") ? known.key : this.now.classes.indexOf(known) + 1;
   }
 
   async create() {
@@ -137,9 +138,10 @@ class Classes {
   async rename(id, input) {
     const known = this.now.classById.get(id);
     if (!known || input.value === known.name) return input.removeAttribute("aria-invalid");
-    if (await this.perform({ do: "rename_class", class: id, name: input.value })) {
+    const sent = input.value;
+    if (await this.perform({ do: "rename_class", class: id, name: sent })) {
       input.removeAttribute("aria-invalid");
-      input.value = this.now.classById.get(id)?.name ?? input.value;
+      if (input.value === sent) input.value = this.now.classById.get(id)?.name ?? sent;
     } else input.setAttribute("aria-invalid", "true");
   }
 
