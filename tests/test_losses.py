@@ -70,6 +70,7 @@ LOSSES: dict[str, Callable[[Case], Tensor]] = {
     "er": lambda c: losses.replay_cross_entropy(c.logits, c.labels),
     "pcr": lambda c: losses.pcr(c.logits, c.labels),
     "pcr_contrastive": lambda c: losses.pcr_contrastive(c.logits, c.features, c.labels, TAU),
+    "pcr_joined": lambda c: losses.pcr_contrastive(c.logits, c.features, c.labels, TAU, joined=True),
     "scr": lambda c: losses.supervised_contrastive(c.features, c.labels, TAU),
     "couple_2": lambda c: losses.cross_entropy_with_samples(c.logits, c.features, c.labels, TAU),
     "pcd": lambda c: losses.pcd(c.logits, c.old_logits, c.held, c.counts),
@@ -112,18 +113,21 @@ def slow_pcr(c: Case) -> float:
     return mean(terms)
 
 
-def slow_pcr_contrastive(c: Case) -> float:
+def slow_pcr_contrastive(c: Case, joined: bool = False) -> float:
     rows, z, labels = c.logits.tolist(), c.features.tolist(), c.labels.tolist()
     terms = []
     for i, (o, y) in enumerate(zip(rows, labels, strict=True)):
         below = sum(labels.count(k) * math.exp(o[k]) for k in range(len(o)))
-        positives = [p for p in others(len(z), i) if labels[p] == y]
-        if not positives:
+        samples = [p for p in others(len(z), i) if labels[p] == y]
+        if not samples:
             terms.append(-math.log(math.exp(o[y]) / below))
             continue
         below += sum(exp_pair(z, i, j) for j in others(len(z), i))
-        logs = [math.log((math.exp(o[y]) + exp_pair(z, i, p)) / below) for p in positives]
-        terms.append(-sum(logs) / len(positives))
+        if joined:
+            above = [math.exp(o[y]) + exp_pair(z, i, p) for p in samples]
+        else:  # every sample of the class brings its proxy, the anchor's own too
+            above = [math.exp(o[y])] * labels.count(y) + [exp_pair(z, i, p) for p in samples]
+        terms.append(-mean([math.log(each / below) for each in above]))
     return mean(terms)
 
 
@@ -174,6 +178,7 @@ SLOW = {
     "er": slow_er,
     "pcr": slow_pcr,
     "pcr_contrastive": slow_pcr_contrastive,
+    "pcr_joined": lambda c: slow_pcr_contrastive(c, joined=True),
     "scr": slow_scr,
     "couple_2": slow_couple_2,
     "pcd": slow_pcd,
@@ -255,7 +260,7 @@ def with_an_absent_class(case: Case, seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("name", ["pcr", "pcr_contrastive", "pcd"])
+@pytest.mark.parametrize("name", ["pcr", "pcr_contrastive", "pcr_joined", "pcd"])
 @for_all_batches
 @given(case=cases, seed=st.integers(0, 1000))
 def test_a_class_that_is_not_in_the_batch_changes_nothing(name: str, case: Case, seed: int) -> None:
@@ -269,7 +274,7 @@ def test_a_class_that_is_not_in_the_batch_is_a_rival_in_cross_entropy(name: str)
     assert LOSSES[name](with_an_absent_class(case, seed=2)) > LOSSES[name](case) + 1e-3
 
 
-@pytest.mark.parametrize("name", ["pcr", "pcr_contrastive", "pcd"])
+@pytest.mark.parametrize("name", ["pcr", "pcr_contrastive", "pcr_joined", "pcd"])
 @for_all_batches
 @given(case=cases)
 def test_a_count_of_zero_means_exactly_no_gradient(name: str, case: Case) -> None:
@@ -283,7 +288,13 @@ def test_a_count_of_zero_means_exactly_no_gradient(name: str, case: Case) -> Non
 # Class 0 three times, class 1 twice, class 2 once; classes 3 and 4 are known, but not in the batch.
 LABELS = torch.tensor([0, 0, 1, 0, 1, 2])
 IN_BATCH = [True, True, True, False, False]
-FIGURE_1 = {"er": [True] * 5, "scr": [False] * 5, "pcr": IN_BATCH, "pcr_contrastive": IN_BATCH}
+FIGURE_1 = {
+    "er": [True] * 5,
+    "scr": [False] * 5,
+    "pcr": IN_BATCH,
+    "pcr_contrastive": IN_BATCH,
+    "pcr_joined": IN_BATCH,
+}
 
 
 def figure_1_case() -> Case:
@@ -302,7 +313,8 @@ def test_figure_1_which_proxies_an_anchor_meets(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meets_samples"), [("er", False), ("scr", True), ("pcr", False), ("pcr_contrastive", True)]
+    ("name", "meets_samples"),
+    [("er", False), ("scr", True), ("pcr", False), ("pcr_contrastive", True), ("pcr_joined", True)],
 )
 @pytest.mark.parametrize("row", range(len(LABELS)))
 def test_figure_1_whether_an_anchor_meets_the_other_samples(name: str, meets_samples: bool, row: int) -> None:
@@ -312,6 +324,20 @@ def test_figure_1_whether_an_anchor_meets_the_other_samples(name: str, meets_sam
     moved[row] = -moved[row]
     changed = abs(LOSSES[name](case._replace(features=moved)).item() - LOSSES[name](case).item()) > 1e-6
     assert changed == meets_samples
+
+
+def test_samples_that_found_each_other_still_pull_their_proxy_unless_the_shares_are_joined() -> None:
+    """Two classes whose samples lie close together, each class's proxy at right angles to both."""
+    features = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]] + 0.01
+    labels = torch.tensor([0, 0, 1, 1])
+
+    def pull_on_own(joined: bool) -> float:
+        cosines = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+        losses.pcr_contrastive(cosines / TAU, features, labels, TAU, joined).backward()
+        return -cosines.grad[0, 0].item()
+
+    assert pull_on_own(joined=False) > 0.5
+    assert abs(pull_on_own(joined=True)) < 0.01
 
 
 def test_sample_pairs_join_from_the_smallest_large_batch_on() -> None:
@@ -486,5 +512,6 @@ def test_an_empty_replay_distils_nothing(name: str) -> None:
 
 def test_an_anchor_alone_in_its_class_keeps_the_proxy_term_alone() -> None:
     case = random_case(5, 5, 3, seed=10)._replace(labels=torch.arange(5))
-    assert LOSSES["pcr_contrastive"](case).item() == pytest.approx(LOSSES["pcr"](case).item(), abs=1e-12)
+    for name in ("pcr_contrastive", "pcr_joined"):
+        assert LOSSES[name](case).item() == pytest.approx(LOSSES["pcr"](case).item(), abs=1e-12)
     assert LOSSES["scr"](case).item() == 0

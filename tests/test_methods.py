@@ -424,6 +424,8 @@ def test_sample_pairs_enter_large_batches_only_unless_pcr_c_forces_them() -> Non
     assert loss_of("pcr_ct", small) == pytest.approx(multiplier * proxies_alone)
     assert loss_of("pcr_ct", large) == pytest.approx(multiplier * with_pairs)
     assert loss_of("pcr_ct", small, smallest_batch=59) == pytest.approx(multiplier * with_pairs)
+    as_printed = losses.pcr_contrastive(small.logits, small.features, small.labels, 0.09, joined=True).item()
+    assert loss_of("pcr_c", small, pairs="joined") == as_printed != pytest.approx(with_pairs)
 
 
 def test_the_temperature_options_reach_the_loss() -> None:

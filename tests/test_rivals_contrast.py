@@ -244,7 +244,7 @@ def rotated_group(learner: Learner, batch: Batch, group: slice) -> tuple[torch.T
 @pytest.mark.slow
 @pytest.mark.parametrize("later", [False, True])
 def test_the_loss_of_ocm_is_the_sum_of_its_terms(small_learner, digit_batches, later: bool) -> None:
-    learner = small_learner(method="ocm", replay=3)
+    learner = small_learner(method="ocm", replay=3, method_options={"scale": 0.5})
     learner.observe(*digit_batches([0, 1], 1)[0])
     if later:
         learner.end_task()
@@ -263,7 +263,12 @@ def test_the_loss_of_ocm_is_the_sum_of_its_terms(small_learner, digit_batches, l
         projections = torch.nn.functional.normalize(network.extra["projection"](features), dim=1)
     sizes = [len(each) for each in images]
     parts = list(zip(projections.split(sizes), features.split(sizes), strict=True))
-    expected = contrast_views_by_hand(similarities_by_hand(*parts[0], 0), labels[0] * 2, 0.07)
+
+    def similar(part: tuple[torch.Tensor, torch.Tensor]) -> list[list[float]]:
+        scale = 0.5 if later else 1.0
+        return [[scale * value for value in row] for row in similarities_by_hand(*part, 0)]
+
+    expected = contrast_views_by_hand(similar(parts[0]), labels[0] * 2, 0.07)
     classified = batch.replayed if later else batch.incoming
     logits = batch.logits[classified].chunk(2)[1]
     targets = batch.labels[classified].chunk(2)[1].tolist()
@@ -279,7 +284,7 @@ def test_the_loss_of_ocm_is_the_sum_of_its_terms(small_learner, digit_batches, l
                 previous.extra["projection"](previous.features(plain)), dim=1
             )
             said = previous.logits(previous.features(augmented))
-        expected += contrast_by_hand(similarities_by_hand(*parts[1], 0), labels[1] * 2, 0.07)
+        expected += contrast_by_hand(similar(parts[1]), labels[1] * 2, 0.07)
         expected += contrast_by_hand((parts[1][0][: len(plain)] @ keys.T).tolist(), labels[1], 0.07)
         assert said.shape == (3, 2) and batch.num_classes == 4
         expected += sum(((logits[:, c] - said[:, c]) ** 2).sum().item() for c in range(2)) / 6

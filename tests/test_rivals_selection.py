@@ -182,8 +182,9 @@ def test_a_batch_that_agrees_with_the_memory_is_skipped_once_it_is_full(
     first, second = digit_batches([0, 1], 2)
     learner.observe(*first)
     before = learner.memory.ids().tolist()
-    for agreement, changes in ((0.0, False), (0.5, False), (-0.1, True)):
-        monkeypatch.setattr(gss, "_highest_cosine", lambda own, kept, value=agreement: value)
+    for cosine_with_held, changes in ((0.0, False), (0.5, False), (-0.1, True)):
+        pretended = iter([torch.ones(2), torch.tensor([cosine_with_held, 0.0])])
+        monkeypatch.setattr(gss, "gradient", lambda *_, given=pretended: next(given))
         # A newcomer with the lowest possible score wins against any held sample.
         monkeypatch.setattr(gss, "similarities", lambda *_: np.full(10, -1.0))
         learner.observe(*second)
@@ -250,7 +251,7 @@ def test_scores_stay_with_their_samples_when_large_newcomers_drive_others_out(
     flat = np.full((10, 8, 8, 3), 80, np.uint8)
     noisy = rng.integers(0, 256, (10, 8, 8, 3), dtype=np.uint8)
     learner.observe(flat, labels, np.arange(10))
-    monkeypatch.setattr(gss, "_highest_cosine", lambda own, kept: -0.1)  # no batch is skipped
+    monkeypatch.setattr(gss, "_agree", lambda one, other: False)  # no batch is skipped
     scores = np.linspace(-0.9, 0, 10)
     monkeypatch.setattr(gss, "similarities", lambda network, inputs, *_: scores[: len(inputs)])
     learner.observe(noisy, labels, np.arange(100, 110))

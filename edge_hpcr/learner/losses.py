@@ -54,19 +54,26 @@ def _positives(labels: Tensor) -> Tensor:
     return (labels[:, None] == labels[None, :]).fill_diagonal_(False)
 
 
-def pcr_contrastive(logits: Tensor, features: Tensor, labels: Tensor, tau: float) -> Tensor:
-    """eq. pcr+ with `s(N) = 1`: anchor-to-sample pairs join numerator and denominator.
+def pcr_contrastive(
+    logits: Tensor, features: Tensor, labels: Tensor, tau: float, joined: bool = False
+) -> Tensor:
+    """eq. pcr+ with `s(N) = 1`: the other samples of an anchor's class are its positives beside the class's proxy.
 
-    An anchor without another sample of its class keeps its term of eq. pcrloss alone.
+    As in the authors' program, the mean of the logarithms of all positives' shares, the proxy `k_y` times among them.
+    `joined`, as the equation is printed: the logarithm of the proxy's and a sample's share together. A near sample then
+    leaves the proxy no gradient. An anchor without another sample of its class keeps its term of eq. pcrloss alone.
     """
     own, rivals = _proxy_terms(logits, labels)
     pairs = _pair_similarities(features, tau)
-    everything = torch.logaddexp(rivals, torch.logsumexp(pairs, dim=1))
-    terms = everything[:, None] - torch.logaddexp(own[:, None], pairs)
     positives = _positives(labels)
     count = positives.sum(1)
-    with_pairs = torch.where(positives, terms, 0.0).sum(1) / count.clamp(min=1)
-    return torch.where(count > 0, with_pairs, rivals - own).mean()
+    if joined:
+        together = torch.logaddexp(own[:, None], pairs)
+        chosen = torch.where(positives, together, 0.0).sum(1) / count.clamp(min=1)
+    else:
+        chosen = ((count + 1) * own + torch.where(positives, pairs, 0.0).sum(1)) / (2 * count + 1)
+    everything = torch.logaddexp(rivals, torch.logsumexp(pairs, dim=1))
+    return torch.where(count > 0, everything - chosen, rivals - own).mean()
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:

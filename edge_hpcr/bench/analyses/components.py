@@ -19,7 +19,7 @@ from edge_hpcr.bench.analyses.contract import (
     percent,
     table_of,
 )
-from edge_hpcr.bench.analyses.contrastive import LAGGING, METHODS, accuracy_lines
+from edge_hpcr.bench.analyses.contrastive import METHODS, accuracy_lines
 from edge_hpcr.bench.analyses.runs import Runs
 from edge_hpcr.bench.run import Run
 
@@ -86,8 +86,6 @@ class Components(Analysis):
             f"Final accuracy with a share of the principal components of the test images' features; "
             f"{result['settings']['replay']} samples replayed in a step."
         )
-        if result["version"] == "small":
-            note += f" {LAGGING}"
         return f"{note}\n\n{table_of(['method', *(f'{float(share):.0%}' for share in shares)], rows)}"
 
     def draw(self, result: dict[str, Any]) -> Figure:

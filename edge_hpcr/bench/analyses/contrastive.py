@@ -14,11 +14,6 @@ from edge_hpcr.bench.analyses.runs import Runs
 
 METHODS = {"PCR": "pcr", "PCR+HC": "pcr_c"}
 
-LAGGING = (
-    "Sample pairs share the numerator with the anchor's own proxy and leave it less gradient: in a stream this short the "
-    "proxies of later classes hardly turn to their samples."
-)
-
 
 @dataclass(frozen=True)
 class ContrastiveSettings(Settings):
@@ -69,8 +64,6 @@ class ContrastiveComponent(Analysis):
             for name, accuracies in measured.items()
         ]
         note = "Final accuracy by replayed samples in a step."
-        if result["version"] == "small":
-            note += f" {LAGGING}"
         return f"{note}\n\n{table_of(['method', *replays], rows)}"
 
     def draw(self, result: dict[str, Any]) -> Figure:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from edge_hpcr.bench import plots
 from edge_hpcr.bench.analyses.components import features_of
 from edge_hpcr.bench.analyses.contract import Analysis, Settings, as_in_paper, as_printed, table_of
-from edge_hpcr.bench.analyses.contrastive import LAGGING
 from edge_hpcr.bench.analyses.runs import Runs
 from edge_hpcr.bench.run import Run
 
@@ -66,8 +65,6 @@ class Tsne(Analysis):
             for panel in result["measured"]["panels"]
         ]
         note = "Silhouette of the classes in the space of unit features (1: apart, 0: mixed, below: among others), one seed."
-        if result["version"] == "small":
-            note += f" {LAGGING}"
         return f"{note}\n\n{table_of(['method', 'replayed', 'A_T', 'silhouette'], rows)}"
 
     def draw(self, result: dict[str, Any]) -> Figure:

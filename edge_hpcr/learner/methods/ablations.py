@@ -30,4 +30,7 @@ class Contrastive(WithoutDistillation):
 class PCR(WithoutDistillation):
     name = "pcr"
     order = 50
-    fixed = NO_TEMPERATURE | {"smallest_batch": 2**31}  # none: only proxies of the batch's classes compete
+    fixed = NO_TEMPERATURE | {
+        "smallest_batch": 2**31,
+        "pairs": "apart",
+    }  # none: only proxies of the batch's classes compete

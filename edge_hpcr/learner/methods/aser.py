@@ -35,7 +35,7 @@ class ASER(Method):
     paper_options = PAPER_OPTIONS
     source = (
         "Shim et al., AAAI 2021; the program RaptorMai/online-continual-learning was read, whose classifier knows the "
-        "number of all classes from the start: here it is of those seen so far"
+        "number of all classes from the start: here it is of those seen so far, and batch-norm takes its statistics of incoming and replayed images apart"
     )
 
     def loss(self, batch: Batch) -> Tensor:

@@ -34,6 +34,9 @@ class DERpp(Method):
     name = "derpp"
     order = 122
     source = "Buzzega et al., NeurIPS 2020 (arXiv 2004.07211); the authors' program (Mammoth) was read"
+    known_difference = (
+        "it adds means where ER's equation takes one, so that incoming images count twice as much as in ER"
+    )
     Config = Config
     stores_logits = True
 

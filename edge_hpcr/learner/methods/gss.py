@@ -1,5 +1,6 @@
 """GSS-greedy, gradient-based sample selection: keep samples whose gradients differ from those that are held."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,13 +49,18 @@ class GSS(Method):
         held, count = view.held, batch.incoming_rows // batch.views
         inputs, labels = batch.inputs[:count], batch.labels[:count]
         network, room = view.network.eval(), min(count, held.capacity() - len(held))
-        kept = self._gradients_of_held(view) if len(held) else None
-        slots: dict[int, int | None] = dict.fromkeys(range(room))
-        if room <= 0:
-            if kept is None or _highest_cosine(gradient(network, inputs, labels), kept) >= 0:
+        # A batch that agrees with one held is not stored in a full memory: the first that is found settles it.
+        refusing = gradient(network, inputs, labels) if room <= 0 else None
+        kept: list[Tensor] = []
+        for each in self._gradients_of_held(view):
+            if refusing is not None and _agree(refusing, each):
                 return {}
-            room = count
-        scores = similarities(network, inputs[:room], labels[:room], kept)
+            kept.append(each)
+        if room <= 0 and not kept:
+            return {}
+        slots: dict[int, int | None] = dict.fromkeys(range(room))
+        room = room if room > 0 else count
+        scores = similarities(network, inputs[:room], labels[:room], torch.stack(kept) if kept else None)
         slots = slots or dict(replacements(np.array(self.scores.of(held.ids())), scores, view.rng))
         self.coming = batch, {int(batch.ids[row]): float(scores[row]) for row in slots}
         return slots
@@ -65,16 +71,14 @@ class GSS(Method):
         self.scores.follow(view.held.ids(), new)
         self.coming = None
 
-    def _gradients_of_held(self, view: StepView) -> Tensor:
+    def _gradients_of_held(self, view: StepView) -> Iterator[Tensor]:
         held = len(view.held)
         size = min(self.config.batch_size, held)
-        number = min(self.config.batches, held // size)
-        gradients = []
+        number = min(self.config.batches, held // size) if held else 0
         for slots in view.rng.permutation(held)[: number * size].reshape(number, size):
             drawn = view.held.at(slots)
             labels = torch.from_numpy(drawn.labels).to(view.device)
-            gradients.append(gradient(view.network, view.plain(drawn.inputs), labels))
-        return torch.stack(gradients)
+            yield gradient(view.network, view.plain(drawn.inputs), labels)
 
     def state(self) -> dict[str, Tensor]:
         return self.scores.state("scores")
@@ -94,12 +98,14 @@ def similarities(network: Network, inputs: Tensor, labels: Tensor, kept: Tensor 
     """The score of each sample: the largest cosine of its own gradient with the rows of `kept`."""
     if kept is None:
         return np.full(len(inputs), FIRST)
-    singles = zip(inputs.split(1), labels.split(1), strict=True)
-    return np.array([_highest_cosine(gradient(network, *each), kept) for each in singles])
+    directions = F.normalize(kept, dim=1)
+    own = (gradient(network, *each) for each in zip(inputs.split(1), labels.split(1), strict=True))
+    return np.array([float((directions @ F.normalize(each, dim=0)).max()) for each in own])
 
 
-def _highest_cosine(own: Tensor, kept: Tensor) -> float:
-    return float(F.cosine_similarity(kept, own[None], dim=1).max())
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether the cosine of two gradients is not negative."""
+    return float(one @ other) >= 0
 
 
 def replacements(held: np.ndarray, coming: np.ndarray, rng: np.random.Generator) -> dict[int, int]:

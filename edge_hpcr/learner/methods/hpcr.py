@@ -19,6 +19,7 @@ PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
 @dataclass(frozen=True)
 class Config:
     smallest_batch: int = 60  # N_min: from how many samples on sample pairs join
+    pairs: str = "apart"  # as in the authors' program; or "joined", as the paper prints it
     tau_high: float = 0.16
     tau_low: float = 0.05
     cycle: int = 500  # S
@@ -31,6 +32,7 @@ class Config:
 
     def __post_init__(self) -> None:
         one_of("schedule", self.schedule, losses.SCHEDULES)
+        one_of("pairs", self.pairs, ("apart", "joined"))
         one_of("distillation", self.distillation, ("pcd", "der"))
         one_of("distil", self.distil, ("older", "always"))
         one_of("distil_new", self.distil_new, ("initial", "zero", "none"))
@@ -68,7 +70,8 @@ class HPCR(Method):
     def contrast(self, batch: Batch) -> Tensor:
         """eq. pcrloss, and eq. pcr+ with sample pairs in large batches."""
         if losses.uses_sample_pairs(batch.distinct_samples, self.config.smallest_batch):
-            return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau)
+            joined = self.config.pairs == "joined"
+            return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau, joined)
         return losses.pcr(batch.logits, batch.labels)
 
     def multiplier(self, batch: Batch) -> float:

@@ -24,7 +24,7 @@ def after_virtual_step(
 ) -> Network:
     """A copy of the network, one SGD step further on the loss of these samples; in evaluation mode.
 
-    On a copy, because the pass moves batch-norm's statistics.
+    On a copy, because the pass moves batch-norm's statistics; in the copy they stay moved, as after a real step.
     """
     network = copy.deepcopy(view.network).train(len(inputs) > 1)
     with torch.enable_grad():

@@ -31,6 +31,9 @@ class MIR(ER):
     name = "mir"
     order = 114
     source = "Aljundi et al., NeurIPS 2019 (arXiv 1908.04742); public programs (RaptorMai, AML) were read"
+    known_difference = (
+        "scored with batch-norm's running statistics, where the programs take the candidates' own"
+    )
     Config = Config
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:

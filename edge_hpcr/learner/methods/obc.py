@@ -2,9 +2,9 @@
 
 ER's loss goes through a surrogate classifier, which teaches the features and is used for nothing else; the proxies, which
 answer, follow a fresh draw from memory, with features as they are used for predictions. Of the publication the abstract and
-the introduction were read (the classifier is optimised apart from the layers before it); the surrogate is how a public program
-of others (`er_obc`, built on Mammoth) has it. `surrogate=false` is the first edition's reading: no second classifier, the
-features learn through the proxies. The size of the fresh draw is ER's.
+the introduction were read (the classifier is optimised apart from the layers before it); the surrogate stands in a public
+program of others (`er_obc`, built on Mammoth), commented out. `surrogate=false` is the first edition's reading: no second
+classifier, the features learn through the proxies. The size of the fresh draw is ER's.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,9 @@ class OBC(ER):
     order = 132
     source = (
         "Chrysakis and Moens, ICLR 2023, abstract and introduction; the surrogate after a program of others"
+    )
+    known_difference = (
+        "the classifier follows 10 plain images a step, where that program takes 50 augmented ones"
     )
     Config = Config
     earlier: ClassVar = {"surrogate": False}

@@ -11,13 +11,17 @@ from edge_hpcr.learner.methods import rotations
 from edge_hpcr.learner.methods.contract import Batch, StepView
 from edge_hpcr.learner.methods.previous import KeepsPrevious
 
+PAPER_OPTIONS = {"cifar10": {"scale": 0.5}}
+
 
 @dataclass(frozen=True)
 class Config:
     tau: float = 0.07  # of the contrast; the classifier has its own
+    scale: float = 1.0  # of the similarities, after the first task
 
     def __post_init__(self) -> None:
         check_positive("tau", self.tau)
+        check_positive("scale", self.scale)
 
 
 class OCM(KeepsPrevious):
@@ -27,6 +31,7 @@ class OCM(KeepsPrevious):
     name = "ocm"
     order = 140
     Config = Config
+    paper_options = PAPER_OPTIONS
     source = (
         "Guo et al., ICML 2022; the program gydpku/OCM was read, whose distillation of logits the paper does not name; "
         "here the previous network's batch-norm statistics are fixed, one augmented view is rotated 16 times where it makes one of each rotation, and the learner's replay size and augmentation hold"
@@ -41,14 +46,16 @@ class OCM(KeepsPrevious):
         # With nothing to replay there is nothing else to classify than the incoming images.
         if self.previous is None or not len(batch.labels[batch.replayed]):
             (new,) = self._project(batch, [batch.incoming])
-            return self._cross_entropy(batch, batch.incoming) + self._contrast_incoming(batch, *new)
+            return self._cross_entropy(batch, batch.incoming) + self._contrast_incoming(
+                batch, *new, scale=1.0
+            )
         new, held = self._project(batch, [batch.incoming, batch.replayed])
+        incoming = self._contrast_incoming(batch, *new, scale=self.config.scale)
+        similar = self.config.scale * rotations.similarities(*held, self.rng)
         return (
             self._cross_entropy(batch, batch.replayed)
-            + self._contrast_incoming(batch, *new)
-            + rotations.contrast(
-                rotations.similarities(*held, self.rng), self._labels(batch, batch.replayed), self.config.tau
-            )
+            + incoming
+            + rotations.contrast(similar, self._labels(batch, batch.replayed), self.config.tau)
             + self._previous_contrast(batch, held[0])
             + self._previous_logits(batch)
         )
@@ -62,11 +69,9 @@ class OCM(KeepsPrevious):
         labels = batch.labels[group].chunk(batch.views)[0]
         return rotations.rotated_labels(labels, batch.num_classes).repeat(views or batch.views)
 
-    def _contrast_incoming(self, batch: Batch, projections: Tensor, features: Tensor) -> Tensor:
-        similar, labels = (
-            rotations.similarities(projections, features, self.rng),
-            self._labels(batch, batch.incoming),
-        )
+    def _contrast_incoming(self, batch: Batch, projections: Tensor, features: Tensor, scale: float) -> Tensor:
+        similar = scale * rotations.similarities(projections, features, self.rng)
+        labels = self._labels(batch, batch.incoming)
         return rotations.contrast_views(similar, labels, self.config.tau, batch.views)
 
     @staticmethod

@@ -44,7 +44,7 @@ class OnPro(Method):
     needs_boundaries = True
     source = (
         "Wei et al., ICCV 2023; the program weilllllls/OnPro was read; here pairs of classes are drawn by their "
-        "probabilities, where it rounds numbers of pairs; that its random mixing hits or spares a whole batch is remembered"
+        "probabilities, where it rounds numbers of pairs; and the upright ones among all rotated images are classified, where it passes the replayed ones once more"
     )
     network: Network
     # Of the last replayed images, in both views: where the classes that were among them are; others are zero.

@@ -35,6 +35,7 @@ class SCR(Method):
     name = "scr"
     order = 126
     source = "Mai et al., CVPR workshops 2021 (arXiv 2103.13885); the authors' program (RaptorMai) was read"
+    known_difference = "batch-norm takes its statistics of incoming and replayed images apart, the program of images and views"
     Config = Config
 
     def __init__(self, config: Any = None) -> None:

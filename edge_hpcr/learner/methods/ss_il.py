@@ -30,6 +30,10 @@ class SSIL(KeepsPrevious):
     name = "ss_il"
     order = 124
     source = "Ahn et al., ICCV 2021 (arXiv 2003.13947); the authors' program was read"
+    known_difference = (
+        "nothing compares new classes with old ones, and the newest task is hardly learned; a program of others (AML), "
+        "which distils less, may be what the paper ran"
+    )
     Config = Config
 
     def begin(self, view: StepView) -> None:
