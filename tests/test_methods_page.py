@@ -21,12 +21,15 @@ RESULTS = Path(__file__).parents[1] / "results"
         (Estimate(53.4), "reproduced"),
         (Estimate(54.8), "reproduced"),  # just inside
         (Estimate(52.0, 9.0), "reproduced"),
-        (Estimate(54.9), "differs (+1.5): why"),
-        (Estimate(40.0, 20.0), "differs (-13.4): why"),  # our own wide interval excuses nothing
+        (Estimate(54.9), "differs (+1.5)"),
+        (
+            Estimate(40.0, 20.0),
+            "differs (-13.4), within our interval",
+        ),  # our own wide interval excuses nothing
     ],
 )
 def test_a_verdict_is_whether_our_mean_lies_in_the_papers_interval(ours: Estimate, expected: str) -> None:
-    assert methods_page.verdict(ours, Estimate(53.4, 1.4), "why") == expected
+    assert methods_page.verdict(ours, Estimate(53.4, 1.4)) == expected
 
 
 def test_a_method_that_the_paper_does_not_have_is_not_judged() -> None:
@@ -70,6 +73,12 @@ def test_a_seed_that_ran_in_both_precisions_counts_once() -> None:
     runs = [run_of(0, 0.5), run_of(0, 0.6, compute="bfloat16"), run_of(1, 0.45, compute="bfloat16")]
     row = rows_of(methods_page.page(group(runs), None, ""), "Verdicts")["pcr"]
     assert row[3:6] == ["2", "0-1 in bfloat16; 0 in float32", "50.0 ± 63.5"]
+
+
+def test_what_is_known_of_a_method_that_differs_stands_below_the_table() -> None:
+    runs = [run_of(0, 0.5), run_of(0, 0.3) | {"method": "mir"}]
+    told = methods_page.page(group(runs), None, "").partition("What is known of those that differ:")[2]
+    assert told.partition("##")[0].strip() == f"- `mir`: {methods.method_class('mir').known_difference}."
 
 
 def test_the_settings_that_a_method_brings_along_are_not_named_as_deviations() -> None:
