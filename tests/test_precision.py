@@ -93,13 +93,16 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("method", ["hpcr", "ocm", "onpro"])  # two whose rotated images are most of the step
 @pytest.mark.parametrize(("compute", "expected"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
 def test_a_step_computes_its_convolutions_in_the_precision_and_a_prediction_in_float32(
-    compute: str, expected: torch.dtype
+    compute: str, expected: torch.dtype, method: str
 ) -> None:
-    learner = Learner(replace(SMALL, compute=compute), CPU)
+    learner = Learner(replace(SMALL, compute=compute, method=method), CPU)
+    learner.observe(*batch(0))
+    learner.end_task()
     with Convolutions() as learning:
-        learner.observe(*batch(0))
+        learner.observe(*batch(2))
     with Convolutions() as predicting:
         learner.predict(batch(1)[0])
     assert learning.types == {expected}

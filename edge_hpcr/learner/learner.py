@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -388,6 +388,7 @@ class Learner:
             replay=self.config.replay,
             device=self.device,
             augment=self._another_view,
+            features=partial(step.features_of, self),
         )
 
     def _another_view(self, plain: Tensor) -> Tensor:

@@ -67,8 +67,7 @@ def forward(
     # Batch-norm cannot take statistics of a single image: it joins the other group, or uses the running ones.
     joint = config.batch_norm == "joint" or 1 in groups
     network.train(len(rows) > 1)
-    with computing_in(config.compute, device):
-        features = network.features(rows, None if joint else groups).float()
+    features = features_of(learner, network, rows, None if joint else groups)
 
     def repeated(array: np.ndarray) -> Tensor:
         # `cat` copies into PyTorch's own memory, whose alignment is always the same; NumPy's is not.
@@ -91,12 +90,18 @@ def forward(
     )
 
 
+def features_of(
+    learner: Learner, network: Network, inputs: Tensor, groups: list[int] | None = None
+) -> Tensor:
+    """A network's pass in the precision of the learner's steps."""
+    with computing_in(learner.config.compute, learner.device):
+        return network.features(inputs, groups).float()
+
+
 @torch.no_grad()
 def _teach(learner: Learner, average: Network, inputs: Tensor) -> Tensor:
     """What the averaged weights say of inputs, with their own batch-norm statistics."""
-    with computing_in(learner.config.compute, learner.device):
-        features = average.features(inputs).float()
-    return average.logits(features)
+    return average.logits(features_of(learner, average, inputs))
 
 
 def _other_views(learner: Learner, inputs: np.ndarray, plain: Tensor) -> Tensor:

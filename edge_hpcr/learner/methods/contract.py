@@ -104,6 +104,7 @@ class StepView:
     replay: int  # samples from memory in a step
     device: torch.device
     augment: Callable[[Tensor], Tensor]  # another view of each image, as in a step; latents stay as they are
+    features: Callable[[Network, Tensor], Tensor]  # a network's pass in the precision of a step
 
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; images NHWC of 0 to 255 on the host as float NCHW (channels_last) of 0 to 1 on the device."""

@@ -39,7 +39,7 @@ class OCM(KeepsPrevious):
 
     def begin(self, view: StepView) -> None:
         super().begin(view)
-        self.rng = view.rng
+        self.rng, self.features = view.rng, view.features
         rotations.add_projection(view, self.name)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -62,7 +62,7 @@ class OCM(KeepsPrevious):
 
     def _project(self, batch: Batch, groups: list[slice]) -> list[tuple[Tensor, Tensor]]:
         views = [batch.inputs[group].chunk(batch.views) for group in groups]
-        return rotations.project_rotated(self.network, views)
+        return rotations.project_rotated(self.network, views, self.features)
 
     @staticmethod
     def _labels(batch: Batch, group: slice, views: int | None = None) -> Tensor:
@@ -85,7 +85,7 @@ class OCM(KeepsPrevious):
         assert self.previous is not None
         plain = batch.inputs[batch.replayed].chunk(batch.views)[0]
         with torch.no_grad():
-            features = self.previous.features(rotations.rotated(plain))
+            features = self.features(self.previous, rotations.rotated(plain))
             keys = rotations.project(self.previous, features)
         labels = self._labels(batch, batch.replayed, views=1)
         return rotations.contrast(projections[: len(keys)] @ keys.T, labels, self.config.tau)
@@ -99,5 +99,5 @@ class OCM(KeepsPrevious):
             each[batch.replayed].chunk(batch.views)[-1] for each in (batch.inputs, batch.logits)
         )
         with torch.no_grad():
-            before = self.previous.logits(self.previous.features(inputs))
+            before = self.previous.logits(self.features(self.previous, inputs))
         return F.mse_loss(logits[:, : self.old_classes], before)

@@ -52,7 +52,8 @@ class OnPro(Method):
     _pairs: Mixed | None = None  # drawn with the replayed images, for the loss of the same step
 
     def begin(self, view: StepView) -> None:
-        self.network, self.rng, self.augment = view.network, view.rng, view.augment
+        self.network, self.rng = view.network, view.rng
+        self.augment, self.features = view.augment, view.features
         size = rotations.add_projection(view, self.name)
         self.prototypes = self._latest = torch.zeros(0, size, device=view.device)
         self.tasks_ended = 0
@@ -80,7 +81,7 @@ class OnPro(Method):
         if len(held) and self.tasks_ended:
             mixed = mixed_at_random(plain, held, self.config.mix, self.rng, pairs)
             shown.append((mixed.images, self.augment(mixed.images))[: batch.views])
-        incoming, *replayed = rotations.project_rotated(self.network, shown)
+        incoming, *replayed = rotations.project_rotated(self.network, shown, self.features)
         loss = self._of_incoming(batch, *incoming, scale=1.0 if mixed is None else self.config.scale)
         if mixed is None:
             logits, labels = batch.logits[batch.incoming], batch.labels[batch.incoming]

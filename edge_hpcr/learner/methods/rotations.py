@@ -1,6 +1,6 @@
 """What OCM and OnPro share: contrast among rotated images, in a projection that is trained beside the classifier."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.methods.contract import StepView
 from edge_hpcr.learner.network import Network
 
+Features = Callable[[Network, Tensor], Tensor]  # StepView's
 ROTATIONS = 16
 PROJECTION = "projection"
 PROJECTED = 128  # numbers of a projection; fewer if the network has fewer features
@@ -51,10 +52,12 @@ def project(network: Network, features: Tensor) -> Tensor:
     return F.normalize(network.extra[PROJECTION](features), dim=1)
 
 
-def project_rotated(network: Network, groups: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, Tensor]]:
+def project_rotated(
+    network: Network, groups: Sequence[tuple[Tensor, ...]], features_of: Features
+) -> list[tuple[Tensor, Tensor]]:
     """Projections and features of each group, all in one pass: the rotations of its first views, then of its second."""
     parts = [torch.cat([rotated(view) for view in views]) for views in groups]
-    features, sizes = network.features(torch.cat(parts)), [len(part) for part in parts]
+    features, sizes = features_of(network, torch.cat(parts)), [len(part) for part in parts]
     return list(zip(project(network, features).split(sizes), features.split(sizes), strict=True))
 
 
