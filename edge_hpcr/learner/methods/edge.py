@@ -1,11 +1,11 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
 The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. Rows of
-a class that comes often may count less (`balance`), which a fast optimiser like Muon needs on many classes. The
+augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. The
 averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
 the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
-docs/method.md has the evidence for each part.
+`edge_muon` learns faster: what is shown now would displace the rest, unless rows of a class that comes often count less
+(`balance`). docs/method.md has the evidence for each part, and says when which is the better one.
 """
 
 from dataclasses import dataclass
@@ -84,3 +84,19 @@ class Edge(hpcr.HPCR):
         if self.config.taught.endswith("views") and batch.views > 1:
             groups = [each[len(each) // 2 :] for each in groups]
         return every[:0] if self.config.taught == "none" else torch.cat(groups)
+
+
+@dataclass(frozen=True)
+class FastConfig(Config):
+    balance: float = 0.5
+
+
+class EdgeMuon(Edge):
+    name = "edge_muon"
+    order = 16
+    source = f"{Edge.source}; Muon is of Jordan et al., 2024"
+    Config = FastConfig
+    recommended: ClassVar = {
+        **Edge.recommended,
+        **{"optimiser": "muon", "lr": 0.025, "proxy_lr": 0.1, "lr_decay": 1000, "ema_decay": 0.996},
+    }
