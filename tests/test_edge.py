@@ -123,6 +123,28 @@ def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinc
     assert LearnerConfig.recommended("reduced_resnet18").plain
 
 
+def test_edge_muon_is_edge_that_follows_the_gradient_otherwise_and_balances_classes():
+    slow, fast = (
+        LearnerConfig.recommended("reduced_resnet18", method=name) for name in ("edge", "edge_muon")
+    )
+    assert (fast.optimiser, fast.lr_decay) == ("muon", 1000) and (slow.optimiser, slow.lr_decay) == (
+        "sgd",
+        None,
+    )
+    same = {
+        name: getattr(slow, name)
+        for name in ("method", "optimiser", "lr", "proxy_lr", "lr_decay", "ema_decay")
+    }
+    assert replace(fast, **same) == slow
+    batch = batch_of(incoming=[0, 0, 0, 1], replayed=[2, 3, 0])
+    balanced = methods.create("edge", {"balance": 0.5}).loss(batch).item()
+    assert (
+        methods.create("edge_muon").loss(batch).item()
+        == balanced
+        != methods.create("edge").loss(batch).item()
+    )
+
+
 def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_what_they_ask_for():
     (edge,) = configure(["--preset", "edge/cifar10-200"])
     memory = edge.learner.memory
