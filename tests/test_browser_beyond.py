@@ -95,6 +95,23 @@ def set_field(page, row, name, value):
     field.press("Tab")
 
 
+def test_what_is_typed_while_the_last_answer_is_on_its_way_stays(app, browser):
+    bolt = app.classes[0]
+    page = open_page(browser, app, "Classes")
+    on_its_way = []
+    page.route("**/edge/act*", lambda route: on_its_way.append(route))
+    with page.expect_request("**/edge/act*"):
+        set_field(page, bolt, "key", "-")
+    field = page.locator(f"#classes tbody tr[data-class='{bolt}'] .classes-key")
+    field.fill("k")
+    on_its_way[0].continue_()
+    page.unroute("**/edge/act*")
+    expect(page.locator("#classes-message")).to_contain_text("key '-': give one small letter")
+    expect(field).to_have_value("k")
+    field.press("Tab")
+    expect(page.locator("#classes-message")).to_have_text("bolt has the key k")
+
+
 def test_classes_are_put_in_order_and_given_keys_which_every_tab_follows_and_a_restart_keeps(app, browser):
     bolt, nut, washer = app.classes
     page = open_page(browser, app, "Classes")

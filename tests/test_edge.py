@@ -123,7 +123,7 @@ def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinc
     assert LearnerConfig.recommended("reduced_resnet18").plain
 
 
-def test_edge_muon_is_edge_that_follows_the_gradient_otherwise_and_balances_classes():
+def test_edge_muon_is_edge_with_muon_and_balanced_classes():
     slow, fast = (
         LearnerConfig.recommended("reduced_resnet18", method=name) for name in ("edge", "edge_muon")
     )
@@ -177,7 +177,7 @@ def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_wha
 
 
 def test_an_unknown_augmentation_is_refused_with_those_that_there_are():
-    with pytest.raises(UserError, match="unknown augment 'strong': choose one of paper, light"):
+    with pytest.raises(UserError, match="unknown augment 'strong': choose one of paper, medium, light"):
         configure(["--dataset", "digits", "--set", "augment=strong"])
 
 

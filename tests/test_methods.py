@@ -426,6 +426,8 @@ def test_sample_pairs_enter_large_batches_only_unless_pcr_c_forces_them() -> Non
     assert loss_of("pcr_ct", small, smallest_batch=59) == pytest.approx(multiplier * with_pairs)
     as_printed = losses.pcr_contrastive(small.logits, small.features, small.labels, 0.09, joined=True).item()
     assert loss_of("pcr_c", small, pairs="joined") == as_printed != pytest.approx(with_pairs)
+    # What was stored before there was a choice goes on as it was printed.
+    assert methods.method_class("pcr_c").options_then({"smallest_batch": 0})["pairs"] == "joined"
 
 
 def test_the_temperature_options_reach_the_loss() -> None:

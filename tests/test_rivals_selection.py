@@ -178,19 +178,21 @@ def test_a_score_is_the_largest_cosine_of_a_samples_own_gradient(small_learner, 
 def test_a_batch_that_agrees_with_the_memory_is_skipped_once_it_is_full(
     small_learner, digit_batches, monkeypatch
 ) -> None:
-    learner = small_learner(method="gss", memory=MemoryConfig(samples=10))
-    first, second = digit_batches([0, 1], 2)
-    learner.observe(*first)
+    learner = small_learner(method="gss", memory=MemoryConfig(samples=20))
+    *held, coming = digit_batches([0, 1], 3)
+    for each in held:
+        learner.observe(*each)
     before = learner.memory.ids().tolist()
-    for cosine_with_held, changes in ((0.0, False), (0.5, False), (-0.1, True)):
-        pretended = iter([torch.ones(2), torch.tensor([cosine_with_held, 0.0])])
+    # The products of its gradient with those of two held batches; after one that is not negative no other is computed.
+    for products, changes in (([0.0], False), ([-0.1, 0.5], False), ([-0.1, -0.2], True)):
+        pretended = iter([torch.ones(1), *(torch.tensor([each]) for each in products)])
         monkeypatch.setattr(gss, "gradient", lambda *_, given=pretended: next(given))
         # A newcomer with the lowest possible score wins against any held sample.
         monkeypatch.setattr(gss, "similarities", lambda *_: np.full(10, -1.0))
-        learner.observe(*second)
+        learner.observe(*coming)
         assert (learner.memory.ids().tolist() != before) == changes
-    assert not set(learner.memory.ids().tolist()) & set(before)
-    assert learner.method.scores.values.tolist() == [-1.0] * 10
+        assert next(pretended, None) is None
+    assert learner.method.scores.values.tolist().count(-1.0) == 10
 
 
 def test_held_samples_with_high_scores_give_way_and_newcomers_win_by_the_ratio_of_scores() -> None:

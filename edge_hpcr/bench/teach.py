@@ -31,11 +31,8 @@ from edge_hpcr.learner.cross_validation import CrossValidation
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.workspace.settings import Settings
 
-FROM_SCRATCH = {
-    "scratch": "hpcr",
-    "edge": "edge",
-    "edge_muon": "edge_muon",
-}  # contestants without a trunk, and their methods
+# Contestants without a trunk, and their methods.
+FROM_SCRATCH = {"scratch": "hpcr", "edge": "edge", "edge_muon": "edge_muon"}
 CONTESTANTS = ("ours", *FROM_SCRATCH, "ncm", "slda", "ranpac", "dense")
 ORDERS = ("one_after_the_other", "shuffled")
 NOVEL_CLASSES = 10

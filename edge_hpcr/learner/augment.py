@@ -54,7 +54,7 @@ class AugmentConfig:
 PAPER = AugmentConfig()
 # Most of the image, or its mirror image; colours as they are.
 LIGHT = AugmentConfig(scale=(0.7, 1.0), ratio=(0.9, 1.1), jitter=0.0, grey=0.0)
-# Between the two: less of the image, and brighter, paler or with less contrast in half of the views.
+# Between the two: less of the image; brightness, contrast and saturation change by up to 30 % in half of the views.
 MEDIUM = AugmentConfig(
     scale=(0.4, 1.0), brightness=0.3, contrast=0.3, saturation=0.3, hue=0.0, jitter=0.5, grey=0.0
 )

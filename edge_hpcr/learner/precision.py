@@ -2,8 +2,8 @@
 
 Under bfloat16 the backbone's layers compute in it and everything else stays float32: weights, their gradients, batch-norm
 statistics, proxies, logits, losses, and what the memory keeps. Predictions are float32 in both, so that the model that is
-tested and exported is the one that was measured here. OCM's and OnPro's rotated images, which are most of their step,
-pass in the step's precision; other passes that a method makes of its own are float32.
+tested and exported is the one that was measured here. OCM's and OnPro's passes, which are most of their step, and a
+teacher's are in the step's precision; other passes that a method makes of its own are float32.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The ablation rows of the paper's table, PCR among them: HPCR with parts switched off, each on top of the one before."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from edge_hpcr.learner.methods.hpcr import HPCR
 
@@ -25,12 +25,11 @@ class Contrastive(WithoutDistillation):
     name = "pcr_c"
     order = 40
     fixed = NO_TEMPERATURE | {"smallest_batch": 0}  # sample pairs in every batch, however small
+    earlier: ClassVar = {**HPCR.earlier, "pairs": "joined"}
 
 
 class PCR(WithoutDistillation):
     name = "pcr"
     order = 50
-    fixed = NO_TEMPERATURE | {
-        "smallest_batch": 2**31,
-        "pairs": "apart",
-    }  # none: only proxies of the batch's classes compete
+    # No sample pairs: only proxies of the batch's classes compete.
+    fixed = NO_TEMPERATURE | {"smallest_batch": 2**31, "pairs": "apart"}

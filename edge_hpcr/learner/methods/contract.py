@@ -91,7 +91,7 @@ class HeldSamples:
 
 @dataclass(frozen=True)
 class StepView:
-    """What a hook may see and touch; valid until the hook returns.
+    """What a hook may see and touch; valid until the hook returns, but for network, rng, augment and features, which stay.
 
     A hook that runs `network` in training mode moves its batch-norm statistics: try things out on a copy.
     """

@@ -87,16 +87,21 @@ class Edge(hpcr.HPCR):
 
 
 @dataclass(frozen=True)
-class FastConfig(Config):
+class MuonConfig(Config):
     balance: float = 0.5
 
 
 class EdgeMuon(Edge):
+    """From scratch; with a pre-trained trunk the backbone's own optimiser stays, and `balance` is all that differs."""
+
     name = "edge_muon"
     order = 16
     source = f"{Edge.source}; Muon is of Jordan et al., 2024"
-    Config = FastConfig
-    recommended: ClassVar = {
-        **Edge.recommended,
-        **{"optimiser": "muon", "lr": 0.025, "proxy_lr": 0.1, "lr_decay": 1000, "ema_decay": 0.996},
+    Config = MuonConfig
+    recommended: ClassVar = Edge.recommended | {
+        "optimiser": "muon",
+        "lr": 0.025,
+        "proxy_lr": 0.1,
+        "lr_decay": 1000,
+        "ema_decay": 0.996,
     }

@@ -49,7 +49,7 @@ class GSS(Method):
         held, count = view.held, batch.incoming_rows // batch.views
         inputs, labels = batch.inputs[:count], batch.labels[:count]
         network, room = view.network.eval(), min(count, held.capacity() - len(held))
-        # A batch that agrees with one held is not stored in a full memory: the first that is found settles it.
+        # A full memory refuses a batch whose gradient agrees with that of any held batch: stop at the first.
         refusing = gradient(network, inputs, labels) if room <= 0 else None
         kept: list[Tensor] = []
         for each in self._gradients_of_held(view):
