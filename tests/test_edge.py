@@ -150,6 +150,12 @@ def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_wha
     memory = edge.learner.memory
     assert edge.learner.method == "edge" and memory.bytes == 200 * 4 * (32 * 32 * 3 + 160 + 10)
     assert (memory.codec, memory.quality, memory.draw) == ("webp", 75, "deck")
+    (many,) = configure(["--preset", "edge/cifar100-1000"])
+    assert (many.learner.method, many.learner.optimiser, many.learner.memory.draw) == (
+        "edge_muon",
+        "muon",
+        "deck",
+    )
     (other,) = configure(
         [
             "--preset",
