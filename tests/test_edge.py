@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from rival_parts import batch_of, observe, rival
@@ -87,6 +88,25 @@ def test_a_learner_tells_its_method_when_it_rehearses(monkeypatch):
     observe(learner, [0, 1])
     learner.rehearse()
     assert told == [False, True]
+
+
+@pytest.mark.parametrize("as_kept", [True, False])
+def test_incoming_images_are_shown_as_the_memory_gives_them_back(as_kept, monkeypatch):
+    """Else the network could tell new classes from old ones by what the codec did to the replayed images."""
+    memory = MemoryConfig(samples=8, codec="webp", quality=30)
+    learner = Learner(LearnerConfig(memory=memory, views=False, as_kept=as_kept), "cpu")
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
+    passed = []
+    features = learner.network.features
+    monkeypatch.setattr(
+        learner.network, "features", lambda rows, groups: passed.append(rows) or features(rows, groups)
+    )
+    learner.observe(images, [0, 1] * 4)
+    held = learner.memory.at(np.arange(8)).inputs
+    assert torch.equal(passed[0], learner.to_device(held if as_kept else images))
+    learner.rehearse()  # of what was encoded once, and not twice
+    again = {image.numpy().tobytes() for image in passed[1]}
+    assert again == {image.numpy().tobytes() for image in learner.to_device(held)}
 
 
 def test_pairs_of_samples_stay_out_of_it_however_many_there_are():

@@ -29,7 +29,31 @@ def test_a_deck_draws_every_class_once_before_any_class_twice():
         assert sorted(first + second) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("draw", ["deck", "least_used"])
+@pytest.mark.parametrize(
+    ("incoming", "size", "rows"),
+    [
+        ([0, 0, 1], 13, [4, 4, 4, 4]),
+        # The incoming ones alone are more than a class's share: the others have the rest among them.
+        ([3] * 6, 9, [3, 3, 3, 6]),
+        ([], 8, [2, 2, 2, 2]),
+    ],
+)
+def test_an_even_draw_fills_up_what_the_incoming_samples_leave(incoming, size, rows):
+    memory = make_memory(MemoryConfig(samples=40, draw="even"), classes=4)
+    fill(memory, [0, 1, 2, 3] * 10)
+    for _ in range(3):
+        drawn = memory.sample(size, np.array(incoming, np.int64))
+        assert len(set(drawn.slots.tolist())) == size
+        assert np.bincount([*incoming, *drawn.labels], minlength=4).tolist() == rows
+
+
+def test_an_even_draw_takes_what_there_is_when_only_incoming_classes_are_held():
+    memory = make_memory(MemoryConfig(samples=9, draw="even"), classes=3)
+    fill(memory, [1, 1, 1])
+    assert sorted(memory.sample(5, np.array([1, 1, 1, 1, 2])).ids.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("draw", ["deck", "even", "least_used"])
 def test_a_draw_has_no_sample_twice_and_no_more_than_there_are(draw):
     memory = make_memory(MemoryConfig(samples=9, draw=draw), classes=3)
     fill(memory, [0, 0, 0, 0, 0, 1, 1, 2, 2])
@@ -62,7 +86,7 @@ def test_the_least_used_samples_come_first_and_a_newcomer_is_no_favourite():
     assert counts.max() - counts.min() <= 1
 
 
-@pytest.mark.parametrize("draw", ["deck", "least_used"])
+@pytest.mark.parametrize("draw", ["deck", "even", "least_used"])
 def test_draws_continue_from_a_checkpoint_and_can_be_taken_back(draw):
     memory = make_memory(MemoryConfig(samples=30, draw=draw), classes=3)
     fill(memory, [0] * 15 + [1] * 10 + [2] * 5)
@@ -74,6 +98,25 @@ def test_draws_continue_from_a_checkpoint_and_can_be_taken_back(draw):
     memory.undraw(before)
     memory._rng = np.random.default_rng(5)
     assert memory.sample(8).ids.tolist() == first
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MemoryConfig(samples=4, codec="webp", quality=40),
+        MemoryConfig(samples=4, codec="jpeg", side=6),
+        MemoryConfig(samples=4),
+    ],
+)
+def test_the_memory_says_how_it_would_give_images_back(config):
+    images = np.random.default_rng(0).integers(0, 256, (4, *SHAPE), np.uint8)
+    memory = make_memory(config)
+    said = memory.as_kept(images)
+    assert len(memory) == 0
+    numbers = np.zeros((4, memory.num_classes), np.float32), np.full((4, 5), 0.25, np.float32)
+    memory.update(images, np.zeros(4, np.int64), *numbers)
+    assert np.array_equal(memory.at(np.arange(4)).inputs, said)
+    assert np.array_equal(said, images) == (config.codec == "raw")
 
 
 def test_uses_are_counted_in_bytes_where_they_are_kept():

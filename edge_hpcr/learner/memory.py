@@ -225,14 +225,18 @@ class ReplayMemory:
 
     # Replay
 
-    def sample(self, k: int) -> Replay:
+    def sample(self, k: int, incoming: np.ndarray | None = None) -> Replay:
         """`min(k, len)` distinct rows, as `choose` draws them."""
-        return self.at(self.choose(k))
+        return self.at(self.choose(k, incoming))
 
-    def choose(self, k: int) -> np.ndarray:
-        """The slots of `min(k, len)` distinct samples; each set of them is equally likely, unless `draw` says otherwise."""
-        if self.config.draw == "deck":
-            return self._deck.choose(self.labels(), k, self._rng)
+    def choose(self, k: int, incoming: np.ndarray | None = None) -> np.ndarray:
+        """The slots of `min(k, len)` distinct samples; each set of them is equally likely, unless `draw` says otherwise.
+
+        `incoming` are the labels of the samples beside which they will be shown.
+        """
+        if self.config.draw in ("deck", "even"):
+            beside = incoming.tolist() if self.config.draw == "even" and incoming is not None else []
+            return self._deck.choose(self.labels(), k, self._rng, beside)
         if self.config.draw == "random":
             return self._rng.choice(len(self._slots), size=min(k, len(self._slots)), replace=False)
         uses = self._slots.uses()
@@ -253,6 +257,13 @@ class ReplayMemory:
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
         return self._slots.at(slots)
+
+    def as_kept(self, inputs: np.ndarray) -> np.ndarray:
+        """What the memory would give back of these."""
+        store = input_store(self.input_shape, self.config.codec, self.config.quality, self.config.side)
+        for slot, each in enumerate(inputs):
+            store.put(slot, store.stored(each))
+        return store.gather(np.arange(len(inputs)))
 
     def replace_input(self, slot: int, value: np.ndarray) -> None:
         """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""

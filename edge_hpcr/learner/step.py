@@ -50,16 +50,18 @@ def forward(
 ) -> Batch:
     """The incoming and the replayed group through the network, each followed by its augmented views, or these alone."""
     config, network, device = learner.config, learner.network, learner.device
-    every = np.concatenate([inputs, replay.inputs])
+    # Else the network learns that what was encoded is of an old class, and takes every clean image for a new one.
+    shown = learner.memory.as_kept(inputs) if config.as_kept and not rehearsal else inputs
+    every = np.concatenate([shown, replay.inputs])
     plain = learner.view.plain(every)
     # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
     alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
-    shown = [plain] if config.plain or alike else []
+    both = [plain] if config.plain or alike else []
     if config.views:
-        shown.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
-    views = len(shown)
+        both.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
+    views = len(both)
     split = [len(inputs), len(replay.ids)]
-    parts = [part for group in zip(*(each.split(split) for each in shown), strict=True) for part in group]
+    parts = [part for group in zip(*(each.split(split) for each in both), strict=True) for part in group]
     rows = torch.cat(parts)
     if rows.dim() == 4:
         rows = rows.contiguous(memory_format=torch.channels_last)

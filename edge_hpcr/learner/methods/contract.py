@@ -208,7 +208,7 @@ class Method:
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
-        return view.held.sample(size)
+        return view.held.sample(size, columns)
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
         """After backward, before the weights and the memory change.
