@@ -63,15 +63,15 @@ def test_without_weight_or_average_or_balance_its_loss_is_that_of_pcr():
 
 @pytest.mark.parametrize("balance", [0.5, 1.0])
 def test_a_class_that_comes_often_counts_less_a_row(balance):
-    """Against a loop over the rows: 2 incoming of class 0 and 1 of class 1, 6 replayed of 4 classes."""
-    batch = batch_of(incoming=[0, 0, 1], replayed=[0, 1, 2, 2, 3, 1])
-    shown = {0: 2, 1: 1, 2: 0, 3: 0}
+    """Against a loop over the rows: of 9, class 0 has 4 by incoming samples alone, and the other three share 5."""
+    batch = batch_of(incoming=[0, 0, 0, 0, 1], replayed=[2, 1, 3, 2])
+    comes = {0: 4, 1: 5 / 3, 2: 5 / 3, 3: 5 / 3}
     sum_of_terms = sum_of_weights = 0.0
     labels = batch.labels.tolist()
     for row, label in enumerate(labels):
         scores = batch.logits[row].tolist()
         rivals = math.log(sum(math.exp(scores[other]) for other in labels))
-        weight = (shown[label] + 6 / 4) ** -balance
+        weight = comes[label] ** -balance
         sum_of_terms += weight * (rivals - scores[label])
         sum_of_weights += weight
     method = methods.create("edge", {"balance": balance})

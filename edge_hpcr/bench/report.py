@@ -97,8 +97,11 @@ def is_in_papers_table(method: str) -> bool:
 
 
 def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What can differ between runs of a method on a dataset, beside the seed and the size of the memory."""
-    learner = config["learner"]
+    """What can differ between runs of a method on a dataset, beside the seed and the size of the memory.
+
+    A setting of the learner that is newer than the run had its default then.
+    """
+    learner = asdict(LearnerConfig()) | config["learner"]
     nested = ("method", "method_options", "memory", "augment", "seed")
     return {
         **{key: value for key, value in learner.items() if key not in nested},

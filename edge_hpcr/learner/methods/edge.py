@@ -67,13 +67,16 @@ class Edge(hpcr.HPCR):
     def row_weights(self, batch: Batch) -> Tensor | None:
         """Rows of a class that comes often count less: else what is shown now displaces what is only replayed.
 
-        A class comes as often as it stands among the incoming rows, and in its turn among the replayed ones.
+        A class comes as often as it stands among the incoming rows, or as an even draw (drawing.py) fills the step up.
         """
         if batch.rehearsal or self.config.balance == 0:
             return None
         shown = losses.class_counts(batch.labels[batch.incoming], batch.num_classes)
-        in_turn = (len(batch.labels) - batch.incoming_rows) / batch.num_classes
-        return (shown + in_turn)[batch.labels] ** -self.config.balance
+        # The rows are shared out like water: classes that stand above the level have what they have.
+        most = shown.sort(descending=True).values
+        left = len(batch.labels) - (most.cumsum(0) - most)
+        level = (left / torch.arange(len(most), 0, -1, device=most.device)).min()
+        return shown.clamp(min=level)[batch.labels] ** -self.config.balance
 
     def taught(self, batch: Batch) -> Tensor:
         """The rows whose answers the teacher gives."""
