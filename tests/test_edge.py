@@ -135,7 +135,7 @@ def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
 
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
     config = LearnerConfig.recommended("reduced_resnet18", method="edge")
-    assert not config.plain and config.replay == 30 and config.augment == LIGHT
+    assert not config.plain and config.replay == 30 and config.augment == LIGHT and config.as_kept
     method = methods.create("edge")
     assert not (method.stores_logits or method.stores_features)
     # A trunk's own settings suit whatever method learns behind it.
@@ -143,39 +143,11 @@ def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinc
     assert LearnerConfig.recommended("reduced_resnet18").plain
 
 
-def test_edge_muon_is_edge_with_muon_and_balanced_classes():
-    slow, fast = (
-        LearnerConfig.recommended("reduced_resnet18", method=name) for name in ("edge", "edge_muon")
-    )
-    assert (fast.optimiser, fast.lr_decay) == ("muon", 1000) and (slow.optimiser, slow.lr_decay) == (
-        "sgd",
-        None,
-    )
-    same = {
-        name: getattr(slow, name)
-        for name in ("method", "optimiser", "lr", "proxy_lr", "lr_decay", "ema_decay")
-    }
-    assert replace(fast, **same) == slow
-    batch = batch_of(incoming=[0, 0, 0, 1], replayed=[2, 3, 0])
-    balanced = methods.create("edge", {"balance": 0.5}).loss(batch).item()
-    assert (
-        methods.create("edge_muon").loss(batch).item()
-        == balanced
-        != methods.create("edge").loss(batch).item()
-    )
-
-
 def test_the_preset_has_the_bytes_of_the_authors_buffer_and_leaves_to_others_what_they_ask_for():
     (edge,) = configure(["--preset", "edge/cifar10-200"])
     memory = edge.learner.memory
     assert edge.learner.method == "edge" and memory.bytes == 200 * 4 * (32 * 32 * 3 + 160 + 10)
-    assert (memory.codec, memory.quality, memory.draw) == ("webp", 75, "deck")
-    (many,) = configure(["--preset", "edge/cifar100-1000"])
-    assert (many.learner.method, many.learner.optimiser, many.learner.memory.draw) == (
-        "edge_muon",
-        "muon",
-        "deck",
-    )
+    assert (memory.codec, memory.quality, memory.draw) == ("webp", 75, "even")
     (other,) = configure(
         [
             "--preset",

@@ -266,6 +266,29 @@ def test_the_average_follows_the_weights_slowly(small_learner, digit_batches):
     torch.testing.assert_close(learner.average.network.backbone.stem.weight, expected)
 
 
+@pytest.mark.slow
+def test_the_average_of_a_new_classs_proxy_forgets_its_random_start(small_learner, digit_batches, tmp_path):
+    """It spans half of the class's steps; that of an old class goes on as it was."""
+    learner = small_learner(ema_decay=0.99)
+    for images, labels in digit_batches([0, 1, 2], 20):
+        learner.observe(images, labels)
+    learner.drop_class(0)
+    learner.add_class(3)
+    learner.average.decay = decay = 0.9
+    averages = learner.average.network.proxies.clone()
+    for age, (images, labels) in enumerate(digit_batches([1, 2, 3], 6)):
+        if age == 3:
+            learner.save(tmp_path / "half way")
+            learner, _ = Learner.load(tmp_path / "half way", "cpu")
+            learner.average.decay = decay
+        learner.observe(images, labels)
+        for row, steps in enumerate([20 + age, 20 + age, age]):
+            warm = (1 + learner.step - 1) / (10 + learner.step - 1)
+            kept = min(decay, warm, (1 + steps) / (3 + steps))
+            averages[row] = kept * averages[row] + (1 - kept) * learner.network.proxies[row].detach()
+    torch.testing.assert_close(learner.average.network.proxies.detach(), averages)
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_learner, digit_batches):
     learner = small_learner()
     batches = digit_batches([0, 1], 4)

@@ -1,7 +1,7 @@
 """The settings of the paper's tables, by name: `paper/cifar10-200` is Split CIFAR10 with a buffer of 200 samples.
 
 `paper-ocm/cifar100-1000` is of its table in the setting of OCM: a wider network, 64 replayed samples, Adam.
-`edge/cifar10-200` is our own method, or its variant for many classes, in the bytes that the authors' program spends on those 200 samples.
+`edge/cifar10-200` is our own method in the bytes that the authors' program spends on those 200 samples.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,6 @@ BUFFERS = {
     "tiny_imagenet": (2000, 4000, 10000),
 }
 AUTHORS_FEATURES = 160  # of an image of 32x32
-FEW_CLASSES = 10  # up to which `edge` is at least as good in the end as `edge_muon`: docs/method.md
 OCM_SETTING = {"nf": 64, "replay": 64, "optimiser": "adam", "lr": 0.001}
 
 
@@ -55,7 +54,7 @@ PRESETS |= {
     name.replace("paper/", "edge/"): Setting(
         each.dataset,
         budget=authors_bytes(each.dataset, each.buffer),
-        method="edge" if DATASETS[each.dataset].classes <= FEW_CLASSES else "edge_muon",
+        method="edge",
     )
     for name, each in PRESETS.items()
     if name.startswith("paper/") and each.buffer

@@ -32,7 +32,7 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, res
 from edge_hpcr.workspace.settings import Settings
 
 # Contestants without a trunk, and their methods.
-FROM_SCRATCH = {"scratch": "hpcr", "edge": "edge", "edge_muon": "edge_muon"}
+FROM_SCRATCH = {"scratch": "hpcr", "edge": "edge"}
 CONTESTANTS = ("ours", *FROM_SCRATCH, "ncm", "slda", "ranpac", "dense")
 ORDERS = ("one_after_the_other", "shuffled")
 NOVEL_CLASSES = 10

@@ -31,7 +31,7 @@ from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
 from edge_hpcr.learner.methods import Batch, StepView
 from edge_hpcr.learner.methods.contract import HeldSamples
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.optimise import Optimiser, WeightAverage
+from edge_hpcr.learner.optimise import SETTLED, Optimiser, WeightAverage
 from edge_hpcr.learner.precision import resolve_precision
 from edge_hpcr.learner.reports import LossNotFinite, Prediction, StepReport
 
@@ -115,6 +115,10 @@ class Learner:
         proxy = self.rng.uniform(-bound, bound, self.network.feature_size).astype(np.float32)
         for network in self._networks():
             network.append_proxy(torch.from_numpy(proxy))
+        if self.average is not None:
+            self.average.ages.append(
+                SETTLED if self.config.imprint else 0
+            )  # imprinted, it starts in its place
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.method.add_class()
         self.class_ids.append(class_id)
@@ -138,6 +142,8 @@ class Learner:
         kept = [other for other in range(len(self.class_ids)) if other != column]
         for network in self._networks():
             network.keep_proxies(kept)
+        if self.average is not None:
+            del self.average.ages[column]
         self.optimiser.follow_proxies(kept)
         self.method.drop_class(column)
         del self.class_ids[column]

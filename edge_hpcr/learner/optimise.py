@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.transfers import send
 
 KINDS = ("sgd", "adam", "muon")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 MOMENTUM = 0.6  # Muon's
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients that its authors tuned for five iterations
 WARM_UP = 10  # steps in which the average forgets its random start
+SETTLED = 10**6  # steps after which a class is as old as any
 
 
 class Optimiser:
@@ -123,18 +125,27 @@ def orthogonalised(matrix: Tensor, iterations: int = 5) -> Tensor:
 
 
 class WeightAverage:
-    """`average <- decay * average + (1 - decay) * live` after every step, batch-norm statistics included."""
+    """`average <- decay * average + (1 - decay) * live` after every step, batch-norm statistics included.
+
+    The average of a class's proxy spans half of the steps since the class came, at the most: a longer one would still hold
+    the proxy's random start, and the class would not be recognised for hundreds of steps.
+    """
 
     def __init__(self, network: Network, decay: float) -> None:
         self.decay = decay
         self.network = copy.deepcopy(network).eval().requires_grad_(False)
+        self.ages = [SETTLED] * network.num_classes  # steps since each class came
 
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:
         decay = min(self.decay, (1 + step) / (WARM_UP + step))
-        averages, current = list(self.network.state_dict().values()), list(live.state_dict().values())
-        real = [place for place, each in enumerate(averages) if each.is_floating_point()]
+        averages, current = self.network.state_dict(), live.state_dict()
+        proxies = averages.pop("proxies")
+        shares = torch.tensor([[1 - min(decay, (1 + age) / (3 + age))] for age in self.ages])
+        proxies.lerp_(current["proxies"], send(shares, proxies.device))
+        self.ages = [min(age + 1, SETTLED) for age in self.ages]
+        real = [name for name, each in averages.items() if each.is_floating_point()]
         # All in one call, as the optimiser does.
         torch._foreach_lerp_([averages[i] for i in real], [current[i] for i in real], 1 - decay)
-        for place in set(range(len(averages))).difference(real):
-            averages[place].copy_(current[place])  # batch-norm's step counter
+        for name in averages.keys() - set(real):
+            averages[name].copy_(current[name])  # batch-norm's step counter

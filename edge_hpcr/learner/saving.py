@@ -16,6 +16,7 @@ from edge_hpcr.learner import checkpoint, methods
 from edge_hpcr.learner.backbones import NoBackbone
 from edge_hpcr.learner.config import LearnerConfig
 from edge_hpcr.learner.memory import ReplayMemory
+from edge_hpcr.learner.optimise import SETTLED
 
 if TYPE_CHECKING:
     from edge_hpcr.learner.learner import Learner
@@ -47,6 +48,7 @@ def save(learner: Learner, folder: Path, notes: dict[str, Any]) -> None:
             for group, members in tensors.items()
         },
         "trunk": trunk.sha256 if trunk else None,
+        "ages": None if learner.average is None else learner.average.ages,
         "notes": notes,
     }
     checkpoint.write(folder, arrays, facts)
@@ -94,6 +96,8 @@ def _restored(
     learner.network.take_over(tensors("network"))
     if learner.average is not None:
         learner.average.network.take_over(tensors("average"))
+        # Older checkpoints say nothing of them.
+        learner.average.ages = facts.get("ages") or [SETTLED] * len(learner.class_ids)
     learner.optimiser.follow_proxies(kept=[])
     learner.optimiser.load_state(tensors("optimiser"))
     learner.method.load_state(tensors("method"))

@@ -1,11 +1,11 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
 The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming; classes take turns in being replayed. The
-averaged weights predict, and may teach the live ones (MKD, Michel et al., ICML 2024): `weight KL(teacher || student)`, on
-the rows that `taught` names; each costs a forward pass more. A new class is in the average from its first step on.
-`edge_muon` learns faster: what is shown now would displace the rest, unless rows of a class that comes often count less
-(`balance`). docs/method.md has the evidence for each part, and says when which is the better one.
+augmented view and no second one, so that 30 are replayed beside 10 incoming, as evenly over the classes as can be. Incoming
+images are encoded and decoded, too, before they are shown: else what the codec does to an image says that it is old, and a
+clean one is taken for new. Muon learns fast; the averaged weights predict, and may teach the live ones (MKD, Michel et al.,
+ICML 2024): `weight KL(teacher || student)`, on the rows that `taught` names; each costs a forward pass more. A new class is in
+the average from its first step on. docs/method.md has the evidence for each part.
 """
 
 from dataclasses import dataclass
@@ -44,12 +44,26 @@ class Config(hpcr.Config):
 class Edge(hpcr.HPCR):
     name = "edge"
     order = 15
-    source = "ours, after the paper's PCR loss; its teacher is of Michel et al., ICML 2024; no row of the paper's tables"
+    source = (
+        "ours, after the paper's PCR loss; Muon is of Jordan et al., 2024, the teacher of Michel et al., ICML 2024; "
+        "no row of the paper's tables"
+    )
     Config = Config
     paper_options: ClassVar = {}
     predicts_averaged = True
-    recommended: ClassVar = {"plain": False, "augment": LIGHT, "replay": 30, "batch_norm": "joint"}
-    recommended_memory: ClassVar = {"codec": "auto", "draw": "deck"}
+    recommended: ClassVar = {
+        "plain": False,
+        "augment": LIGHT,
+        "as_kept": True,
+        "replay": 30,
+        "batch_norm": "joint",
+        "optimiser": "muon",
+        "lr": 0.025,
+        "proxy_lr": 0.1,
+        "lr_decay": 1000,
+        "ema_decay": 0.996,
+    }
+    recommended_memory: ClassVar = {"codec": "auto", "draw": "even"}
 
     def loss(self, batch: Batch) -> Tensor:
         loss = super().loss(batch)
@@ -87,24 +101,3 @@ class Edge(hpcr.HPCR):
         if self.config.taught.endswith("views") and batch.views > 1:
             groups = [each[len(each) // 2 :] for each in groups]
         return every[:0] if self.config.taught == "none" else torch.cat(groups)
-
-
-@dataclass(frozen=True)
-class MuonConfig(Config):
-    balance: float = 0.5
-
-
-class EdgeMuon(Edge):
-    """From scratch; with a pre-trained trunk the backbone's own optimiser stays, and `balance` is all that differs."""
-
-    name = "edge_muon"
-    order = 16
-    source = f"{Edge.source}; Muon is of Jordan et al., 2024"
-    Config = MuonConfig
-    recommended: ClassVar = Edge.recommended | {
-        "optimiser": "muon",
-        "lr": 0.025,
-        "proxy_lr": 0.1,
-        "lr_decay": 1000,
-        "ema_decay": 0.996,
-    }
