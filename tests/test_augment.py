@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.augment import HUE, AugmentConfig, AugmentParams, apply, augment, draw
+from edge_hpcr.learner.augment import HUE, SHIFT, AugmentConfig, AugmentParams, apply, augment, draw
 
 pytestmark = pytest.mark.computes
 
@@ -355,6 +355,17 @@ def test_a_config_that_changes_nothing_returns_the_images():
     )
 
 
+def test_a_shifted_view_is_a_part_of_the_image_with_its_border_continued():
+    images = photographs(32, 32, 20).repeat(10, 1, 1, 1)
+    params = draw(np.random.default_rng(0), len(images), 32, 32, replace(SHIFT, flip=0))
+    views = apply(images, params)
+    continued = torch.nn.functional.pad(images, (4, 4, 4, 4), mode="replicate")
+    for view, wide, top, left in zip(views, continued, params.top + 4, params.left + 4, strict=True):
+        torch.testing.assert_close(view, wide[:, top : top + 32, left : left + 32], rtol=0, atol=1e-5)
+    assert set(params.top) == set(params.left) == set(range(-4, 5))
+    assert (params.height == 32).all() and (params.width == 32).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
@@ -377,6 +388,7 @@ def test_on_cuda_nothing_is_mixed_with_the_host_and_nothing_is_read_back(config)
         ({"scale": (0.9, 0.2)}, "scale"),  # the wrong way round
         ({"ratio": (-1.0, 1.0)}, "ratio"),
         ({"flip": 1.5}, "flip"),
+        ({"pad": -0.1}, "pad"),
         ({"jitter": -0.1}, "jitter"),
         ({"grey": float("nan")}, "grey"),
         ({"hue": 0.6}, "hue"),  # more than half a turn

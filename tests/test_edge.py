@@ -12,7 +12,7 @@ from edge_hpcr.bench.run import Run, make_config
 from edge_hpcr.commands.bench import configure
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import losses, methods
-from edge_hpcr.learner.augment import LIGHT
+from edge_hpcr.learner.augment import LIGHT, SHIFT
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 
@@ -54,40 +54,11 @@ def test_the_teacher_answers_the_rows_that_it_is_asked_for(taught, rows):
     assert loss == pytest.approx(plain + 3 * sum(terms) / 10, rel=1e-4)
 
 
-def test_without_weight_or_average_or_balance_its_loss_is_that_of_pcr():
+def test_without_weight_or_average_its_loss_is_that_of_pcr():
     batch = taught_batch()
     plain = methods.create("pcr").loss(batch).item()
     assert methods.create("edge").loss(batch).item() == plain
     assert methods.create("edge", {"teacher": 3.0}).loss(replace(batch, teach=None)).item() == plain
-
-
-@pytest.mark.parametrize("balance", [0.5, 1.0])
-def test_a_class_that_comes_often_counts_less_a_row(balance):
-    """Against a loop over the rows: of 9, class 0 has 4 by incoming samples alone, and the other three share 5."""
-    batch = batch_of(incoming=[0, 0, 0, 0, 1], replayed=[2, 1, 3, 2])
-    comes = {0: 4, 1: 5 / 3, 2: 5 / 3, 3: 5 / 3}
-    sum_of_terms = sum_of_weights = 0.0
-    labels = batch.labels.tolist()
-    for row, label in enumerate(labels):
-        scores = batch.logits[row].tolist()
-        rivals = math.log(sum(math.exp(scores[other]) for other in labels))
-        weight = comes[label] ** -balance
-        sum_of_terms += weight * (rivals - scores[label])
-        sum_of_weights += weight
-    method = methods.create("edge", {"balance": balance})
-    assert method.loss(batch).item() == pytest.approx(sum_of_terms / sum_of_weights, rel=1e-5)
-    # In rehearsal all samples come from the memory, each class in its turn.
-    rehearsed = method.loss(replace(batch, rehearsal=True)).item()
-    assert rehearsed == losses.pcr(batch.logits, batch.labels).item()
-
-
-def test_a_learner_tells_its_method_when_it_rehearses(monkeypatch):
-    learner = rival("edge", memory=MemoryConfig(samples=20))
-    loss, told = learner.method.loss, []
-    monkeypatch.setattr(learner.method, "loss", lambda batch: told.append(batch.rehearsal) or loss(batch))
-    observe(learner, [0, 1])
-    learner.rehearse()
-    assert told == [False, True]
 
 
 @pytest.mark.parametrize("as_kept", [True, False])
@@ -135,7 +106,7 @@ def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
 
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
     config = LearnerConfig.recommended("reduced_resnet18", method="edge")
-    assert not config.plain and config.replay == 30 and config.augment == LIGHT and config.as_kept
+    assert not config.plain and config.replay == 30 and config.augment == SHIFT and config.as_kept
     method = methods.create("edge")
     assert not (method.stores_logits or method.stores_features)
     # A trunk's own settings suit whatever method learns behind it.
@@ -198,7 +169,7 @@ def test_the_teacher_is_the_average_of_the_weights_and_has_no_gradient():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"teacher": -1.0}, "teacher -1"), ({"taught": "some"}, "taught"), ({"balance": 1.5}, "balance 1.5")],
+    [({"teacher": -1.0}, "teacher -1"), ({"taught": "some"}, "taught")],
 )
 def test_wrong_options_are_refused(wrong, said):
     with pytest.raises(UserError, match=said):

@@ -28,6 +28,7 @@ class AugmentConfig:
 
     scale: tuple[float, float] = (0.2, 1.0)  # the crop's share of the image's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # the crop's width / height
+    pad: float = 0.0  # share of its sides by which the crop may reach out of the image; the border's pixels go on there
     flip: float = 0.5  # probability
     brightness: float = 0.4
     contrast: float = 0.4
@@ -43,7 +44,7 @@ class AugmentConfig:
                 raise UserError(
                     f"augment: {name} must be (low, high) with 0 < low <= high, not ({low}, {high})"
                 )
-        for name, limit in (("flip", 1), ("jitter", 1), ("grey", 1), ("hue", 0.5)):
+        for name, limit in (("flip", 1), ("jitter", 1), ("grey", 1), ("hue", 0.5), ("pad", 1)):
             if not 0 <= getattr(self, name) <= limit:
                 raise UserError(f"augment: {name} must be between 0 and {limit}, not {getattr(self, name)}")
         for name in ("brightness", "contrast", "saturation"):
@@ -58,7 +59,9 @@ LIGHT = AugmentConfig(scale=(0.7, 1.0), ratio=(0.9, 1.1), jitter=0.0, grey=0.0)
 MEDIUM = AugmentConfig(
     scale=(0.4, 1.0), brightness=0.3, contrast=0.3, saturation=0.3, hue=0.0, jitter=0.5, grey=0.0
 )
-STRENGTHS = {"paper": PAPER, "medium": MEDIUM, "light": LIGHT}
+# Moved by up to an eighth of its sides, or mirrored; colours and sizes as they are, so that batch-norm sees what a prediction sees.
+SHIFT = AugmentConfig(scale=(1.0, 1.0), ratio=(1.0, 1.0), pad=1 / 8, jitter=0.0, grey=0.0)
+STRENGTHS = {"paper": PAPER, "medium": MEDIUM, "light": LIGHT, "shift": SHIFT}
 
 
 def strength(name: str) -> AugmentConfig:
@@ -116,16 +119,18 @@ def _crop_boxes(
     uniform: np.ndarray, height: int, width: int, config: AugmentConfig
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Top, left, height and width of each image's crop: the first of ten tries that fits, else the centre."""
+    above, beside = round(config.pad * height), round(config.pad * width)
+    most_height, most_width = height + 2 * above, width + 2 * beside
     area = height * width * (config.scale[0] + uniform[:CROP_TRIES] * (config.scale[1] - config.scale[0]))
     low, high = np.log(config.ratio)
     ratio = np.exp(low + uniform[CROP_TRIES : 2 * CROP_TRIES] * (high - low))
     widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
     heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    fits = (widths > 0) & (widths <= most_width) & (heights > 0) & (heights <= most_height)
     first, rows = fits.argmax(axis=0), np.arange(uniform.shape[1])
     crop_height, crop_width = heights[first, rows], widths[first, rows]
-    top = (uniform[-2] * (height - crop_height + 1)).astype(np.int64)
-    left = (uniform[-1] * (width - crop_width + 1)).astype(np.int64)
+    top = (uniform[-2] * (most_height - crop_height + 1)).astype(np.int64) - above
+    left = (uniform[-1] * (most_width - crop_width + 1)).astype(np.int64) - beside
 
     none_fits = ~fits.any(axis=0)
     centre_height = min(height, round(width / config.ratio[0]))

@@ -31,14 +31,10 @@ def _proxy_terms(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(1, labels[:, None]).squeeze(1), torch.logsumexp(logits + log_counts, dim=1)
 
 
-def pcr(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """eq. pcrloss: only proxies of classes that are in the batch are rivals, each as often as its class occurs.
-
-    `weights`: how much each anchor counts in the mean; None: all the same, as in the paper.
-    """
+def pcr(logits: Tensor, labels: Tensor) -> Tensor:
+    """eq. pcrloss: only proxies of classes that are in the batch are rivals, each as often as its class occurs."""
     own, rivals = _proxy_terms(logits, labels)
-    terms = rivals - own
-    return terms.mean() if weights is None else (weights * terms).sum() / weights.sum()
+    return (rivals - own).mean()
 
 
 def _pair_similarities(features: Tensor, tau: float) -> Tensor:

@@ -260,7 +260,7 @@ class ReplayMemory:
 
     def as_kept(self, inputs: np.ndarray) -> np.ndarray:
         """What the memory would give back of these."""
-        store = input_store(self.input_shape, self.config.codec, self.config.quality, self.config.side)
+        store: Any = input_store(self.input_shape, self.config.codec, self.config.quality, self.config.side)
         for slot, each in enumerate(inputs):
             store.put(slot, store.stored(each))
         return store.gather(np.arange(len(inputs)))

@@ -87,7 +87,6 @@ def forward(
         step=learner.step,
         tau=config.tau,
         ids=learner.memory.new_ids(len(columns)) if ids is None else ids,
-        rehearsal=rehearsal,
         teach=None if learner.average is None else partial(_teach, learner, learner.average.network),
     )
 

@@ -46,7 +46,6 @@ class Batch:
     step: int
     tau: float
     ids: np.ndarray  # of the incoming samples, as the memory would store them
-    rehearsal: bool = False  # the incoming samples are none of the stream's: they were drawn from memory, too
     # Logits that the averaged weights give these inputs, without a gradient; None if the learner keeps no average.
     teach: Callable[[Tensor], Tensor] | None = None
 

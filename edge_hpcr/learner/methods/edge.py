@@ -1,7 +1,7 @@
 """Edge: what goes past the paper at its cost of 40 images a step.
 
-The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one lightly
-augmented view and no second one, so that 30 are replayed beside 10 incoming, as evenly over the classes as can be. Incoming
+The loss is PCR's. What distillation keeps of a sample buys more samples instead, encoded; of each a step sees one shifted
+or mirrored view and no second one, so that 30 are replayed beside 10 incoming, as evenly over the classes as can be. Incoming
 images are encoded and decoded, too, before they are shown: else what the codec does to an image says that it is old, and a
 clean one is taken for new. Muon learns fast; the averaged weights predict, and may teach the live ones (MKD, Michel et al.,
 ICML 2024): `weight KL(teacher || student)`, on the rows that `taught` names; each costs a forward pass more. A new class is in
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner import losses
-from edge_hpcr.learner.augment import LIGHT
+from edge_hpcr.learner.augment import SHIFT
 from edge_hpcr.learner.methods import hpcr
 from edge_hpcr.learner.methods.contract import Batch
 
@@ -30,15 +30,12 @@ class Config(hpcr.Config):
     beta: float = 0.0
     teacher: float = 0.0  # weight of the averaged weights' answers
     taught: str = "all"  # rows that they answer; "views": the augmented ones
-    balance: float = 0.0  # 0: every row counts the same; 1: every class does, however often it comes
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("taught", self.taught, TAUGHT)
         if self.teacher < 0:
             raise UserError(f"teacher {self.teacher}: a weight of a loss is not negative")
-        if not 0 <= self.balance <= 1:
-            raise UserError(f"balance {self.balance}: give a number from 0 (rows) to 1 (classes)")
 
 
 class Edge(hpcr.HPCR):
@@ -53,7 +50,7 @@ class Edge(hpcr.HPCR):
     predicts_averaged = True
     recommended: ClassVar = {
         "plain": False,
-        "augment": LIGHT,
+        "augment": SHIFT,
         "as_kept": True,
         "replay": 30,
         "batch_norm": "joint",
@@ -76,21 +73,7 @@ class Edge(hpcr.HPCR):
 
     def contrast(self, batch: Batch) -> Tensor:
         """Without sample pairs, however large the batch: the settings were chosen without them."""
-        return losses.pcr(batch.logits, batch.labels, self.row_weights(batch))
-
-    def row_weights(self, batch: Batch) -> Tensor | None:
-        """Rows of a class that comes often count less: else what is shown now displaces what is only replayed.
-
-        A class comes as often as it stands among the incoming rows, or as an even draw (drawing.py) fills the step up.
-        """
-        if batch.rehearsal or self.config.balance == 0:
-            return None
-        shown = losses.class_counts(batch.labels[batch.incoming], batch.num_classes)
-        # The rows are shared out like water: classes that stand above the level have what they have.
-        most = shown.sort(descending=True).values
-        left = len(batch.labels) - (most.cumsum(0) - most)
-        level = (left / torch.arange(len(most), 0, -1, device=most.device)).min()
-        return shown.clamp(min=level)[batch.labels] ** -self.config.balance
+        return losses.pcr(batch.logits, batch.labels)
 
     def taught(self, batch: Batch) -> Tensor:
         """The rows whose answers the teacher gives."""
