@@ -58,7 +58,6 @@ class Edge(hpcr.HPCR):
         "lr": 0.025,
         "proxy_lr": 0.1,
         "lr_decay": 1000,
-        "ema_decay": 0.996,
     }
     recommended_memory: ClassVar = {"codec": "auto", "draw": "even"}
 
