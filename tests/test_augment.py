@@ -355,15 +355,17 @@ def test_a_config_that_changes_nothing_returns_the_images():
     )
 
 
-def test_a_shifted_view_is_a_part_of_the_image_with_its_border_continued():
-    images = photographs(32, 32, 20).repeat(10, 1, 1, 1)
-    params = draw(np.random.default_rng(0), len(images), 32, 32, replace(SHIFT, flip=0))
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 32)])
+def test_a_shifted_view_is_a_part_of_the_image_with_its_border_continued(height, width):
+    images = photographs(height, width, 20).repeat(10, 1, 1, 1)
+    params = draw(np.random.default_rng(0), len(images), height, width, replace(SHIFT, flip=0))
     views = apply(images, params)
-    continued = torch.nn.functional.pad(images, (4, 4, 4, 4), mode="replicate")
-    for view, wide, top, left in zip(views, continued, params.top + 4, params.left + 4, strict=True):
-        torch.testing.assert_close(view, wide[:, top : top + 32, left : left + 32], rtol=0, atol=1e-5)
-    assert set(params.top) == set(params.left) == set(range(-4, 5))
-    assert (params.height == 32).all() and (params.width == 32).all()
+    above, beside = height // 8, width // 8
+    continued = torch.nn.functional.pad(images, (beside, beside, above, above), mode="replicate")
+    for view, wide, top, left in zip(views, continued, params.top + above, params.left + beside, strict=True):
+        torch.testing.assert_close(view, wide[:, top : top + height, left : left + width], rtol=0, atol=1e-5)
+    assert set(params.top) == set(range(-above, above + 1))
+    assert set(params.left) == set(range(-beside, beside + 1))
 
 
 @pytest.mark.slow

@@ -80,6 +80,16 @@ def test_incoming_images_are_shown_as_the_memory_gives_them_back(as_kept, monkey
     assert again == {image.numpy().tobytes() for image in learner.to_device(held)}
 
 
+def test_a_step_of_edge_holds_all_classes_alike(monkeypatch):
+    memory = MemoryConfig(samples=60, draw="even")
+    learner = rival("edge", memory=memory, views=False, plain=True, replay=14)
+    observe(learner, [0, 1, 2] * 10)
+    shown = []
+    monkeypatch.setattr(learner.method, "after_step", lambda view, batch: shown.append(batch.labels))
+    observe(learner, [0, 0, 0, 0])
+    assert torch.bincount(shown[0]).tolist() == [6, 6, 6]
+
+
 def test_pairs_of_samples_stay_out_of_it_however_many_there_are():
     batch = batch_of(incoming=[0, 1, 2, 3] * 8, replayed=[2, 3, 0] * 12)
     assert methods.create("edge").loss(batch).item() == losses.pcr(batch.logits, batch.labels).item()
@@ -107,6 +117,7 @@ def test_a_benchmark_asks_its_averaged_weights(tmp_path, monkeypatch):
 def test_it_keeps_nothing_of_a_sample_but_the_image_and_spends_a_step_on_distinct_samples():
     config = LearnerConfig.recommended("reduced_resnet18", method="edge")
     assert not config.plain and config.replay == 30 and config.augment == SHIFT and config.as_kept
+    assert config.optimiser == "muon" and config.lr_decay == 1000
     method = methods.create("edge")
     assert not (method.stores_logits or method.stores_features)
     # A trunk's own settings suit whatever method learns behind it.

@@ -14,6 +14,7 @@ from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner import learner as learner_module
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
+from edge_hpcr.learner.optimise import SETTLED
 from edge_hpcr.learner.step import FEW_SAMPLES
 
 pytestmark = pytest.mark.computes
@@ -270,8 +271,9 @@ def test_the_average_follows_the_weights_slowly(small_learner, digit_batches):
 def test_the_average_of_a_new_classs_proxy_forgets_its_random_start(small_learner, digit_batches, tmp_path):
     """It spans half of the class's steps; that of an old class goes on as it was."""
     learner = small_learner(ema_decay=0.99)
-    for images, labels in digit_batches([0, 1, 2], 20):
+    for images, labels in [*digit_batches([0, 1], 18), *digit_batches([2], 2)]:
         learner.observe(images, labels)
+    assert learner.average.ages == [20, 20, 2]
     learner.drop_class(0)
     learner.add_class(3)
     learner.average.decay = decay = 0.9
@@ -282,11 +284,31 @@ def test_the_average_of_a_new_classs_proxy_forgets_its_random_start(small_learne
             learner, _ = Learner.load(tmp_path / "half way", "cpu")
             learner.average.decay = decay
         learner.observe(images, labels)
-        for row, steps in enumerate([20 + age, 20 + age, age]):
-            warm = (1 + learner.step - 1) / (10 + learner.step - 1)
-            kept = min(decay, warm, (1 + steps) / (3 + steps))
+        for row, steps in enumerate([20 + age, 2 + age, age]):
+            kept = min(decay, learner.step / (9 + learner.step), (1 + steps) / (3 + steps))
             averages[row] = kept * averages[row] + (1 - kept) * learner.network.proxies[row].detach()
     torch.testing.assert_close(learner.average.network.proxies.detach(), averages)
+
+
+def test_the_average_of_an_imprinted_proxy_has_no_random_start_to_forget(small_learner, digit_batches):
+    learner = small_learner(imprint=True)
+    learner.observe(*digit_batches([0, 1], 1)[0])
+    assert learner.average.ages == [SETTLED, SETTLED]
+    learner.relabel(999, 2)  # not held: there is nothing to imprint the class with
+    assert learner.average.ages[2] == 0
+
+
+def test_an_option_that_a_method_no_longer_has_is_left_out_of_an_older_checkpoint(
+    small_learner, digit_batches, tmp_path
+):
+    learner = small_learner(method_options={"alpha": 0.5})
+    learner.observe(*digit_batches([0, 1], 1)[0])
+    learner.save(tmp_path / "older")
+    arrays, facts = checkpoint.read(tmp_path / "older")
+    facts["method_options"]["gone"] = facts["config"]["method_options"]["gone"] = 0.5
+    checkpoint.write(tmp_path / "older", arrays, facts)
+    loaded, _ = Learner.load(tmp_path / "older", "cpu")
+    assert loaded.method.config.alpha == 0.5 and loaded.config.method_options == {"alpha": 0.5}
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(small_learner, digit_batches):

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -308,6 +309,20 @@ def test_a_smaller_budget_is_taken_over_at_the_next_start(bench):
     one.settings["memory_bytes"] = 5000
     one.open()
     assert one.live.learner.memory.byte_breakdown()["total"] <= 5000
+
+
+@pytest.mark.slow
+def test_a_workspace_of_an_older_edge_draws_evenly_only_beside_images_as_they_are_kept(bench):
+    one = bench(method="edge")
+    one.label(0, 4)
+    one.learned()
+    learner = one.live.learner
+    learner.config = replace(learner.config, as_kept=False)
+    learner.resize_memory(replace(learner.memory.config, draw="deck"))
+    one.close()
+    one.open()
+    learner = one.live.learner
+    assert learner.step and learner.config.as_kept and learner.memory.config.draw == "even"
 
 
 def test_another_image_size_is_refused_with_what_to_do(bench):

@@ -226,15 +226,12 @@ def test_a_choice_that_cannot_be_honoured_is_refused(wrong, said):
 @pytest.mark.parametrize(
     ("budget", "side", "chosen"),
     [
-        ({"bytes": 20_000_000}, 32, ("webp", 90)),
-        ({"bytes": 2_593_600}, 32, ("webp", 75)),
-        ({"bytes": 1_000_000}, 32, ("webp", 50)),
-        ({"bytes": 20_000_000}, 96, ("webp", 75)),
-        ({"bytes": 1_000_000}, 8, ("raw", 90)),  # a file's head would be most of it
+        ({"bytes": 2_600_000}, 32, ("webp", 75)),
+        ({"bytes": 2_600_000}, 8, ("raw", 90)),  # a file's head is larger than what encoding saves
         ({"samples": 200}, 32, ("raw", 90)),  # bytes are no matter
     ],
 )
-def test_auto_chooses_the_best_quality_at_which_the_budget_holds_enough(budget, side, chosen):
+def test_auto_encodes_images_where_bytes_count_and_encoding_saves_some(budget, side, chosen):
     config = LearnerConfig(height=side, width=side, memory=MemoryConfig(codec="auto", **budget)).memory
     assert (config.codec, config.quality) == chosen
 

@@ -179,6 +179,13 @@ def test_a_setting_that_was_added_after_a_run_does_not_set_the_run_apart():
     assert row_of(older, a_result(seed=1))["n"] == "2"
 
 
+def test_a_setting_that_a_run_is_older_than_had_its_default():
+    older = a_result(method="edge")
+    now = report.deviations(older)
+    del older["config"]["learner"]["as_kept"], older["config"]["learner"]["augment"]["pad"]
+    assert report.deviations(older) == now | {"as_kept": False, "augment.pad": 0.0}
+
+
 # The tables
 
 

@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from edge_hpcr.bench import metrics, presets
 from edge_hpcr.bench.datasets import DATASETS
-from edge_hpcr.bench.run import has_budget, make_config, papers_options
+from edge_hpcr.bench.run import has_budget, make_config, papers_options, plain
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.config import memory_options
@@ -101,13 +101,13 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
 
     A setting of the learner that is newer than the run had its default then.
     """
-    learner = asdict(LearnerConfig()) | config["learner"]
+    learner = plain(asdict(LearnerConfig.from_dict(config["learner"])))
     nested = ("method", "method_options", "memory", "augment", "seed")
     return {
         **{key: value for key, value in learner.items() if key not in nested},
         **{f"augment.{key}": value for key, value in learner["augment"].items()},
         **methods.method_class(learner["method"]).options_then(config["method_options"]),
-        **{key: learner["memory"][key] for key in MEMORY_OPTIONS if key in learner["memory"]},
+        **{key: learner["memory"][key] for key in MEMORY_OPTIONS},
         **{key: config[key] for key in (*_CONDITIONS, "threads") if key in config},
     }
 
@@ -119,13 +119,12 @@ def _usual_settings(dataset: str, method: str, backbone: str) -> dict[str, Any]:
     memory = MemoryConfig(samples=200, **memory_options(backbone, method))
     config = make_config(dataset, method, method_options=options, backbone=backbone, memory=memory)
     resolved = methods.create(method, config.learner.method_options).config_dict()
-    settings = _flat_settings(asdict(config) | {"method_options": resolved})
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+    return _flat_settings(asdict(config) | {"method_options": resolved})
 
 
 def deviations(result: dict[str, Any]) -> dict[str, Any]:
-    """The settings in which a run differs from the paper's. A setting newer than the run counts as the paper's."""
-    stored = {"backbone": LearnerConfig.backbone} | _flat_settings(result["config"])
+    """The settings in which a run differs from the paper's. A method's option newer than the run counts as the paper's."""
+    stored = _flat_settings(result["config"])
     usual = _usual_settings(result["dataset"], result["method"], stored["backbone"])
     usual = usual | {"backbone": LearnerConfig.backbone}  # another one is always named
     return {key: value for key, value in sorted(stored.items()) if key not in usual or usual[key] != value}

@@ -33,8 +33,7 @@ class LearnerConfig:
     views: bool = True  # every image beside one augmented view of itself
     plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
     stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
-    # Incoming images are shown as the memory will give them back: encoded ones look older than they are otherwise.
-    as_kept: bool = False
+    as_kept: bool = False  # show incoming images as the memory will give them back: see step.py
     replay: int = 10  # samples from memory in a step
     nf: int = 20
     tau: float = 0.09

@@ -116,9 +116,7 @@ class Learner:
         for network in self._networks():
             network.append_proxy(torch.from_numpy(proxy))
         if self.average is not None:
-            self.average.ages.append(
-                SETTLED if self.config.imprint else 0
-            )  # imprinted, it starts in its place
+            self.average.ages.append(0)
         self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
         self.method.add_class()
         self.class_ids.append(class_id)
@@ -297,6 +295,8 @@ class Learner:
                 network.proxies[column] = features[columns == column].mean(0)
         for column in new:
             self._extend_records(column)
+            if self.average is not None:
+                self.average.ages[column] = SETTLED  # no random start to forget
 
     @_exclusive
     def rehearse(self) -> StepReport | None:

@@ -10,11 +10,9 @@ from edge_hpcr.learner.drawing import DRAWS
 from edge_hpcr.learner.rows import Precision, kept_shape
 
 AUTO = "auto"  # of the codec: what suits budget and image size, see `resolved`
-# WebP's qualities and their share of an image's raw bytes (the mean over CIFAR10's, at 32 pixels), best first. A quality is
-# good enough once the budget holds ENOUGH samples; SMALLEST_SIDE: below it, a file's head outweighs what encoding saves.
-QUALITIES = {90: 0.19, 75: 0.12, 50: 0.09}
-ENOUGH, SMALLEST_SIDE = 5000, 16
-BESIDE_IMAGE = 53  # bytes of a sample that are not its image
+# Of WebP, and at least as good as 50 and 90 in every budget that was tried: docs/method.md.
+BEST_QUALITY = 75
+SMALLEST_SIDE = 16  # below it, a file's head outweighs what encoding saves
 OPTIONS = ("precision", "side", "draw", "keep")  # beside budget and codec
 KEEPS = ("reservoir", "balanced")
 # Cosine logits lie within 1/tau = 11.1 and features have length one: their least steps in 8 bits.
@@ -32,7 +30,7 @@ class MemoryConfig:
     quality: int = DEFAULT_QUALITY
     precision: str = "float16"  # of logits and features; or "float32", "int8"
     side: int | None = None  # pixels of the longer side of an image as it is kept; None: as it came
-    draw: str = "random"  # which samples are replayed; or "deck", "least_used": see drawing.py
+    draw: str = "random"  # which samples are replayed; or "deck", "even", "least_used": see drawing.py
     keep: str = (
         "reservoir"  # which stay; or "balanced": as many of each class as there are, up to the same number
     )
@@ -59,13 +57,7 @@ class MemoryConfig:
             return self
         if self.bytes is None or min(height, width) < SMALLEST_SIDE:
             return replace(self, codec="raw")
-        raw = 3 * height * width
-        fitting = [
-            quality
-            for quality, share in QUALITIES.items()
-            if self.bytes >= ENOUGH * (raw * share + BESIDE_IMAGE)
-        ]
-        return replace(self, codec="webp", quality=max(fitting, default=min(QUALITIES)))
+        return replace(self, codec="webp", quality=BEST_QUALITY)
 
     @property
     def encoding(self) -> tuple[str, int | None, int | None]:

@@ -134,7 +134,9 @@ class WeightAverage:
     def __init__(self, network: Network, decay: float) -> None:
         self.decay = decay
         self.network = copy.deepcopy(network).eval().requires_grad_(False)
-        self.ages = [SETTLED] * network.num_classes  # steps since each class came
+        self.ages = [
+            SETTLED
+        ] * network.num_classes  # steps since each class came; those that are there count as old
 
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:

@@ -73,11 +73,15 @@ def _restored(
     device: str | torch.device,
 ) -> Learner:
     config = LearnerConfig.from_dict(facts["config"])
-    # All options as they were, whatever their defaults are now.
-    stored = facts.get("method_options", config.method_options)
-    options = methods.method_class(config.method).options_then(stored)
+    # All options as they were, whatever their defaults are now; but those that are gone since.
+    method = methods.method_class(config.method)
+    stored = method.options_then(facts.get("method_options", config.method_options))
+    asked, options = (
+        {name: value for name, value in each.items() if name in method.options()}
+        for each in (config.method_options, stored)
+    )
     learner = kind(replace(config, method_options=options), device)
-    learner.config = replace(learner.config, method_options=config.method_options)
+    learner.config = replace(learner.config, method_options=asked)
     trunk, learned = learner.network.backbone.trunk, facts.get("trunk")
     if learned and (trunk is None or trunk.sha256 != learned):
         raise NoBackbone(

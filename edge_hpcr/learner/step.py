@@ -56,12 +56,12 @@ def forward(
     plain = learner.view.plain(every)
     # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
     alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
-    both = [plain] if config.plain or alike else []
+    kinds = [plain] if config.plain or alike else []
     if config.views:
-        both.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
-    views = len(both)
+        kinds.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
+    views = len(kinds)
     split = [len(inputs), len(replay.ids)]
-    parts = [part for group in zip(*(each.split(split) for each in both), strict=True) for part in group]
+    parts = [part for group in zip(*(each.split(split) for each in kinds), strict=True) for part in group]
     rows = torch.cat(parts)
     if rows.dim() == 4:
         rows = rows.contiguous(memory_format=torch.channels_last)

@@ -159,6 +159,8 @@ class LiveLearner:
             )
         if self.learner.memory.config != wanted.memory:
             self.learner.resize_memory(wanted.memory)
+        # It goes with how the memory draws, which follows the settings, too.
+        self.learner.config = replace(self.learner.config, as_kept=wanted.as_kept)
         self.learner.average_weights(wanted.ema_decay)
 
     @property

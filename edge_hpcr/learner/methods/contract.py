@@ -206,7 +206,7 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__} learns by its loss")
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        """Which samples to replay beside these incoming ones (MIR and ASER choose; the default draws at random)."""
+        """Which samples to replay beside these incoming ones (MIR and ASER choose; the default leaves it to the memory)."""
         return view.held.sample(size, columns)
 
     def adjust_gradients(self, view: StepView, batch: Batch) -> None:
