@@ -126,7 +126,7 @@ def _crop_boxes(
     ratio = np.exp(low + uniform[CROP_TRIES : 2 * CROP_TRIES] * (high - low))
     widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
     heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-    if config.scale == config.ratio == (1, 1):  # the whole image, also where it is not square
+    if config.scale == config.ratio == (1.0, 1.0):  # the whole image, also where it is not square
         heights[:], widths[:] = height, width
     fits = (widths > 0) & (widths <= most_width) & (heights > 0) & (heights <= most_height)
     first, rows = fits.argmax(axis=0), np.arange(uniform.shape[1])
