@@ -134,9 +134,8 @@ class WeightAverage:
     def __init__(self, network: Network, decay: float) -> None:
         self.decay = decay
         self.network = copy.deepcopy(network).eval().requires_grad_(False)
-        self.ages = [
-            SETTLED
-        ] * network.num_classes  # steps since each class came; those that are there count as old
+        # Steps since each class came; those that are there count as old.
+        self.ages = [SETTLED] * network.num_classes
 
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:
