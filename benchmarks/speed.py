@@ -114,17 +114,28 @@ def _images() -> tuple[np.ndarray, np.ndarray, str]:
     if (data.default_root() / "cifar10").is_dir():
         dataset = data.load("cifar10")
         return dataset.train_images[:POOL], dataset.train_labels[:POOL].astype(np.int64), "CIFAR10"
+    images, source = photographs(SIDE, POOL)
+    return images, np.random.default_rng(0).integers(0, CLASSES, POOL), f"{source} (no CIFAR10 here)"
+
+
+def photographs(side: int, count: int) -> tuple[np.ndarray, str]:
+    """So many real images of this size at the most, and where they are from.
+
+    Photographs and not noise: the size and the cost of an encoded image depend on what it shows.
+    """
+    if side == SIDE and (data.default_root() / "cifar10").is_dir():
+        return data.load("cifar10").train_images[:count], "CIFAR10"
     from sklearn.datasets import load_sample_images  # here, because importing it takes a second
 
-    # Photographs and not noise: the size and the cost of an encoded image depend on what it shows.
     tiles = [
-        photo[top : top + SIDE, left : left + SIDE]
+        photo[top : top + side, left : left + side]
         for photo in load_sample_images().images
-        for top in range(0, photo.shape[0] - SIDE + 1, SIDE)
-        for left in range(0, photo.shape[1] - SIDE + 1, SIDE)
+        for top in range(0, photo.shape[0] - side + 1, side)
+        for left in range(0, photo.shape[1] - side + 1, side)
     ]
-    labels = np.random.default_rng(0).integers(0, CLASSES, POOL)
-    return np.stack(tiles[:POOL]), labels, "tiles of scikit-learn's two photographs (no CIFAR10 here)"
+    # Evenly over both photographs.
+    chosen = np.linspace(0, len(tiles) - 1, min(count, len(tiles))).astype(int)
+    return np.stack([tiles[place] for place in chosen]), "tiles of scikit-learn's two photographs"
 
 
 def _batches(images: np.ndarray, labels: np.ndarray) -> Batches:
