@@ -14,7 +14,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.live import checkpoints
 from edge_hpcr.live.accuracy import held_out_ids
-from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.live.live_learner import STRONG_BELOW, LiveLearner
 from edge_hpcr.live.saving import tidy, trim_queue
 from edge_hpcr.live.status import read_status
 from edge_hpcr.workspace.folder import Workspace
@@ -312,17 +312,18 @@ def test_a_smaller_budget_is_taken_over_at_the_next_start(bench):
 
 
 @pytest.mark.slow
-def test_a_workspace_of_an_older_edge_draws_evenly_only_beside_images_as_they_are_kept(bench):
+def test_a_workspace_of_an_older_edge_learns_as_a_new_one(bench):
     one = bench(method="edge")
     one.label(0, 4)
     one.learned()
     learner = one.live.learner
-    learner.config = replace(learner.config, as_kept=False)
+    learner.config = replace(learner.config, as_kept=False, strong_below=0)
     learner.resize_memory(replace(learner.memory.config, draw="deck"))
     one.close()
     one.open()
     learner = one.live.learner
     assert learner.step and learner.config.as_kept and learner.memory.config.draw == "even"
+    assert learner.config.strong_below == STRONG_BELOW
 
 
 def test_another_image_size_is_refused_with_what_to_do(bench):

@@ -17,7 +17,7 @@ from edge_hpcr.learner.backbones import efficientnet_lite0
 from edge_hpcr.learner.codec import LATENT
 from edge_hpcr.live import encoder
 from edge_hpcr.live.feeder import Feeder
-from edge_hpcr.live.live_learner import LiveLearner, learner_config
+from edge_hpcr.live.live_learner import STRONG_BELOW, LiveLearner, learner_config
 from edge_hpcr.live.status import gather
 from edge_hpcr.stream import Frame
 from edge_hpcr.stream.gate import perceptual_hash
@@ -74,6 +74,8 @@ def test_a_new_workspace_has_the_pre_trained_backbone_and_the_papers_is_one_sett
     assert (papers.backbone, papers.height, papers.memory.codec) == ("reduced_resnet18", 32, "raw")
     scratch = learner_config(Settings(**FROM_SCRATCH))
     assert (scratch.method, scratch.memory.codec) == ("edge", "webp")
+    # Only edge leaves the paper's strong views for lighter ones, when it holds samples enough.
+    assert [each.strong_below for each in (config, papers, scratch)] == [0, 0, STRONG_BELOW]
     with pytest.raises(
         UserError, match="codec webp: with the backbone efficientnet_lite0 the memory keeps latents"
     ):

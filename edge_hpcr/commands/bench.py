@@ -69,8 +69,8 @@ A run that was stopped (Ctrl-C, a power cut) continues when the same command is 
 DEFAULT_BUFFER = 200
 LONGEST_LABEL = 80  # file systems allow 255 bytes a name
 _LEARNER_OPTIONS = (
-    *("views", "plain", "augment", "stored_views", "as_kept", "replay", "nf", "tau", "optimiser"),
-    *("lr", "proxy_lr", "lr_decay", "imprint", "batch_norm", "ema_decay"),
+    *("views", "plain", "strong_below", "augment", "stored_views", "as_kept", "replay", "nf", "tau"),
+    *("optimiser", "lr", "proxy_lr", "lr_decay", "imprint", "batch_norm", "ema_decay"),
 )
 
 

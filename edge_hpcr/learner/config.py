@@ -32,6 +32,7 @@ class LearnerConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     views: bool = True  # every image beside one augmented view of itself
     plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
+    strong_below: int = 0  # samples in memory; while there are fewer, `plain` is on and views are the paper's
     stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
     as_kept: bool = False  # show incoming images as the memory will give them back: see step.py
     replay: int = 10  # samples from memory in a step
@@ -58,7 +59,7 @@ class LearnerConfig:
             raise UserError(
                 "plain and views are both off: a step needs the image, an augmented view of it, or both"
             )
-        for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1)):
+        for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1), ("strong_below", 0)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
         for name in ("tau", "lr", "proxy_lr"):

@@ -45,6 +45,7 @@ __all__ = [
     "resolve_device",
 ]
 PREDICTION_BATCH = 256
+INCOMING = 10  # samples in a step of the paper
 LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves: late in its life, too, a learner learns new classes
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -308,12 +309,23 @@ class Learner:
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
-            slots = self.memory.choose(2 * max(1, self.config.replay))
+            slots = self.memory.choose(self._rehearsed())
             half = (len(slots) + 1) // 2
             first, replay = self.memory.at(slots[:half]), self.memory.at(slots[half:])
             return first.inputs, first.labels, replay
 
         return self._step(drawn, None, remember=False, rehearsal=True)
+
+    def _rehearsed(self) -> int:
+        """Samples in a rehearsal; where one view of each is shown, as many images as in a step on new ones."""
+        if self.config.plain:
+            return 2 * max(1, self.config.replay)
+        return (INCOMING + self.config.replay) // (2 if self.has_few else 1)
+
+    @property
+    def has_few(self) -> bool:
+        """Whether the memory holds so few samples that light views of them would be learned by heart."""
+        return not self.config.plain and len(self.memory) < self.config.strong_below
 
     @_exclusive
     def end_task(self) -> None:
@@ -379,7 +391,9 @@ class Learner:
 
     def _choose_replay(self, inputs: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
-            return self.method.choose_replay(self.view, inputs, columns, self.config.replay)
+            # Half as many, each shown twice, are as many images.
+            replay = self.config.replay // 2 if self.has_few else self.config.replay
+            return self.method.choose_replay(self.view, inputs, columns, replay)
         return self.memory.sample(0)
 
     @property

@@ -56,9 +56,10 @@ def forward(
     plain = learner.view.plain(every)
     # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
     alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
-    kinds = [plain] if config.plain or alike else []
+    strong = alike or learner.has_few
+    kinds = [plain] if config.plain or strong else []
     if config.views:
-        kinds.append(augment(plain, learner.rng) if alike else _other_views(learner, every, plain))
+        kinds.append(augment(plain, learner.rng) if strong else _other_views(learner, every, plain))
     views = len(kinds)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in kinds), strict=True) for part in group]

@@ -48,6 +48,8 @@ POLL_SECONDS = 0.5  # how soon a label from another process is noticed
 STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
 PROBLEMS_KEPT = 20
 FEWEST_CLASSES = 2  # that a memory must have room for
+# Samples in memory. In idle time so few are rehearsed so often that light views of them are learned by heart: docs/method.md
+STRONG_BELOW = 2000
 STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 
 
@@ -67,6 +69,7 @@ def learner_config(settings: Settings) -> LearnerConfig:
         width=size,
         weights=settings.weights or None,
         memory=memory_config(settings),
+        strong_below=0 if suited.plain else STRONG_BELOW,
         # Labels come one at a time: statistics of a single image and its view would be no statistics.
         batch_norm="joint",
         ema_decay=suited.ema_decay if settings.averaged else None,
@@ -159,8 +162,10 @@ class LiveLearner:
             )
         if self.learner.memory.config != wanted.memory:
             self.learner.resize_memory(wanted.memory)
-        # It goes with how the memory draws, which follows the settings, too.
-        self.learner.config = replace(self.learner.config, as_kept=wanted.as_kept)
+        # They go with how the memory draws, which follows the settings, too.
+        self.learner.config = replace(
+            self.learner.config, as_kept=wanted.as_kept, strong_below=wanted.strong_below
+        )
         self.learner.average_weights(wanted.ema_decay)
 
     @property
