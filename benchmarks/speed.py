@@ -27,6 +27,7 @@ from benchmarks.runner import (
 )
 from benchmarks.speed_parts import Batches
 from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.analyses.cost import operations
 from edge_hpcr.commands import cli
 from edge_hpcr.common.allocator import keep_freed_memory
 from edge_hpcr.learner.config import memory_options
@@ -89,7 +90,10 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
             learners["ours, bfloat16"] = Learner(replace(config, compute="bfloat16"), "cpu")
             fill(learners["ours, bfloat16"], PlainStep(config, CLASSES), images, labels)
         batches = _batches(images, labels)
-        contest = _contest(plan, learners, _edge(images, labels), plain, batches)
+        edge = _edge(images, labels)
+        contest = _contest(plan, learners, edge, plain, batches)
+        counted = [next(batches)]
+        own_operations = operations(learner, counted)
         shares = speed_parts.shares(learner, batches, plan.part_steps)
         batch = learner.to_device(images[: 4 * INCOMING])  # incoming and replayed, each with its view
         matmul_gflops = contest["bound"]["matmul_gflops"]["processor"]["median"]
@@ -100,6 +104,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
         "plan": asdict(plan),
         "images": source,
         **contest,
+        "operations": {name: operations(each, counted) / own_operations for name, each in edge.items()},
         "shares": shares,
         "outside_network": 1 - shares["network forward"] - shares["network backward"],
         "layers": layers,
@@ -269,6 +274,10 @@ def tables(result: dict[str, Any]) -> list[str]:
         *(
             [f"{name}: times the step of ours", *_spreads(ratio), f"<= {GOAL_EDGE}" if name == "edge" else ""]
             for name, ratio in result["edge"].items()
+        ),
+        *(
+            [f"{name}: operations, times those of ours (C_D)", f"{ratio:.2f}", f"{ratio:.2f}", ""]
+            for name, ratio in result["operations"].items()
         ),
         ["encoding and decoding: share of edge's step", *_spreads(result["codec"]), f"<= {GOAL_CODEC}"],
         ["ours: share of the bound", *_spreads(bound["share"]), f">= {GOAL_BOUND}"],

@@ -56,6 +56,11 @@ def test_a_quick_run_keeps_every_measurement(result: dict) -> None:
         "plain",
     ]
     assert 0 < result["codec"]["processor"]["median"] < 1  # of a step that does the same and more
+    # Of 40 images as well; Muon adds a tenth, and a teacher a forward pass, which is a third of a step.
+    counted = result["operations"]
+    assert counted["edge with SGD"] == pytest.approx(1, abs=0.01)
+    assert counted["edge"] == pytest.approx(1.1, abs=0.02)
+    assert counted["edge with a teacher"] == pytest.approx(counted["edge"] + 1 / 3, abs=0.02)
     speedups = [ratio for clocks in result["speedup"].values() for ratio in clocks.values()]
     for ratio in (*speedups, *result["bound"]["share"].values()):
         assert 0 < ratio["q1"] <= ratio["median"] <= ratio["q3"]
