@@ -45,7 +45,7 @@ __all__ = [
     "resolve_device",
 ]
 PREDICTION_BATCH = 256
-INCOMING = 10  # samples in a step of the paper
+INCOMING = 10  # samples in a step of the paper, beside as many replayed ones
 LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves: late in its life, too, a learner learns new classes
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -317,10 +317,15 @@ class Learner:
         return self._step(drawn, None, remember=False, rehearsal=True)
 
     def _rehearsed(self) -> int:
-        """Samples in a rehearsal; where one view of each is shown, as many images as in a step on new ones."""
-        if self.config.plain:
-            return 2 * max(1, self.config.replay)
-        return (INCOMING + self.config.replay) // (2 if self.has_few else 1)
+        """Samples in a rehearsal: as many images as in a step on ten incoming samples, where a step shows one view of each."""
+        if self.config.plain or self.has_few:
+            return 2 * max(1, self._replay)
+        return INCOMING + self._replay
+
+    @property
+    def _replay(self) -> int:
+        """Samples from memory in a step; while few are held, as in the paper, for each is shown twice then."""
+        return min(self.config.replay, INCOMING) if self.has_few else self.config.replay
 
     @property
     def has_few(self) -> bool:
@@ -391,9 +396,7 @@ class Learner:
 
     def _choose_replay(self, inputs: np.ndarray, columns: np.ndarray) -> Replay:
         if self.method.uses_memory and len(self.memory):
-            # Half as many, each shown twice, are as many images.
-            replay = self.config.replay // 2 if self.has_few else self.config.replay
-            return self.method.choose_replay(self.view, inputs, columns, replay)
+            return self.method.choose_replay(self.view, inputs, columns, self._replay)
         return self.memory.sample(0)
 
     @property
