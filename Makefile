@@ -41,6 +41,7 @@ check: install-dev ## lint, formatting, types and the directions of imports
 
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then a soak, restarts and 2,000 faults (about three hours)
 	$(BIN)/python -m benchmarks.speed --out results/speed.json
+	$(BIN)/python -m benchmarks.codecs --out results/codecs.json
 	$(BIN)/python -m benchmarks.latency --out results/latency.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.clients

@@ -1,6 +1,6 @@
 """`python -m benchmarks.codecs`: bytes, loss and time of an image as the replay memory could keep it, over codecs and sides.
 
-Beside what `MemoryConfig` offers stands JPEG with all of its colours (4:4:4), which OpenCV halves otherwise; WebP always does.
+Beside what `MemoryConfig` offers stands JPEG with colours in full resolution (4:4:4). OpenCV's JPEG has half of it otherwise, WebP always.
 """
 
 import sys
@@ -15,12 +15,12 @@ import numpy as np
 from typer import Option
 
 from benchmarks.runner import QUICK_HELP, check_writable, circumstances, keep_with_page, table
-from benchmarks.speed import photographs
+from benchmarks.speed import SIDE, images_of_cifar10, tiles
 from edge_hpcr.commands import cli
 from edge_hpcr.learner.codec import LOSSY_CODECS, decode, encode
 
-SIDES = (32, 64, 224)  # CIFAR's, TinyImageNet's, and that of the pre-trained network
-IMAGES = {32: 500, 64: 100, 224: 10}
+SIDES = (SIDE, 64, 224)  # CIFAR's, TinyImageNet's, and that of the pre-trained network
+MOST = 100  # tiles of photographs; there are four of 224 pixels
 QUALITIES = (30, 50, 75, 90)
 ALL_COLOURS = "jpeg 4:4:4"
 FULL_CHROMA = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
@@ -36,12 +36,14 @@ def codecs(
     """What an image costs in bytes, in accuracy of its pixels and in time, by codec, quality and size."""
     check_writable(out)
     with circumstances() as facts:
-        rows = [row for side in SIDES for row in _measured(side, 2 if quick else IMAGES[side])]
+        rows = [row for side in SIDES for row in _measured(side, quick)]
     keep_with_page(out, {**facts, "rows": rows}, [_table(rows)], "python -m benchmarks.codecs")
 
 
-def _measured(side: int, count: int) -> Iterator[dict[str, Any]]:
-    images, source = photographs(side, count)
+def _measured(side: int, quick: bool) -> Iterator[dict[str, Any]]:
+    images, *_, source = images_of_cifar10() if side == SIDE else tiles(side, MOST)
+    images = images[:: len(images) // 3] if quick else images
+    _encoded(images[0], "webp", 75)  # what a codec sets up once is no cost of an image
     for codec, quality in [("raw", None), ("png", None), *product((*LOSSY_CODECS, ALL_COLOURS), QUALITIES)]:
         begun = time.process_time()
         blobs = [_encoded(image, codec, quality) for image in images]

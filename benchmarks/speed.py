@@ -81,7 +81,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
     keep_freed_memory()  # for all contestants
     with circumstances() as facts, torch_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # torchvision's transforms draw from PyTorch's own generator
-        images, labels, source = _images()
+        images, labels, source = images_of_cifar10()
         config = LearnerConfig(SIDE, SIDE, method="hpcr", memory=MemoryConfig(samples=200))
         learner, plain = Learner(config, "cpu"), PlainStep(config, CLASSES)
         fill(learner, plain, images, labels)
@@ -92,8 +92,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
         batches = _batches(images, labels)
         edge = _edge(images, labels)
         contest = _contest(plan, learners, edge, plain, batches)
-        counted = [next(batches)]
-        own_operations = operations(learner, counted)
+        counted = {name: operations(each, [next(batches)]) for name, each in (learners | edge).items()}
         shares = speed_parts.shares(learner, batches, plan.part_steps)
         batch = learner.to_device(images[: 4 * INCOMING])  # incoming and replayed, each with its view
         matmul_gflops = contest["bound"]["matmul_gflops"]["processor"]["median"]
@@ -104,7 +103,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
         "plan": asdict(plan),
         "images": source,
         **contest,
-        "operations": {name: operations(each, counted) / own_operations for name, each in edge.items()},
+        "operations": {name: counted[name] / counted["ours"] for name in edge},
         "shares": shares,
         "outside_network": 1 - shares["network forward"] - shares["network backward"],
         "layers": layers,
@@ -114,33 +113,30 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
 # What is fed ---------------------------------------------------------------------------------------------------------
 
 
-def _images() -> tuple[np.ndarray, np.ndarray, str]:
-    """Real images uint8 [N, 32, 32, 3], class columns, and where they are from."""
+def images_of_cifar10() -> tuple[np.ndarray, np.ndarray, str]:
+    """Real images uint8 [N, 32, 32, 3], class columns, and where they are from; something else if CIFAR10 is not here."""
     if (data.default_root() / "cifar10").is_dir():
         dataset = data.load("cifar10")
         return dataset.train_images[:POOL], dataset.train_labels[:POOL].astype(np.int64), "CIFAR10"
-    images, source = photographs(SIDE, POOL)
+    images, source = tiles(SIDE, POOL)
     return images, np.random.default_rng(0).integers(0, CLASSES, POOL), f"{source} (no CIFAR10 here)"
 
 
-def photographs(side: int, count: int) -> tuple[np.ndarray, str]:
-    """So many real images of this size at the most, and where they are from.
+def tiles(side: int, count: int) -> tuple[np.ndarray, str]:
+    """So many images of this size at the most, evenly over two photographs, and where they are from.
 
     Photographs and not noise: the size and the cost of an encoded image depend on what it shows.
     """
-    if side == SIDE and (data.default_root() / "cifar10").is_dir():
-        return data.load("cifar10").train_images[:count], "CIFAR10"
     from sklearn.datasets import load_sample_images  # here, because importing it takes a second
 
-    tiles = [
+    every = [
         photo[top : top + side, left : left + side]
         for photo in load_sample_images().images
         for top in range(0, photo.shape[0] - side + 1, side)
         for left in range(0, photo.shape[1] - side + 1, side)
     ]
-    # Evenly over both photographs.
-    chosen = np.linspace(0, len(tiles) - 1, min(count, len(tiles))).astype(int)
-    return np.stack([tiles[place] for place in chosen]), "tiles of scikit-learn's two photographs"
+    chosen = np.linspace(0, len(every) - 1, min(count, len(every))).astype(int)
+    return np.stack([every[place] for place in chosen]), "tiles of scikit-learn's two photographs"
 
 
 def _batches(images: np.ndarray, labels: np.ndarray) -> Batches:
@@ -276,7 +272,7 @@ def tables(result: dict[str, Any]) -> list[str]:
             for name, ratio in result["edge"].items()
         ),
         *(
-            [f"{name}: operations, times those of ours (C_D)", f"{ratio:.2f}", f"{ratio:.2f}", ""]
+            [f"{name}: times the operations of ours", f"{ratio:.2f}", "", ""]
             for name, ratio in result["operations"].items()
         ),
         ["encoding and decoding: share of edge's step", *_spreads(result["codec"]), f"<= {GOAL_CODEC}"],

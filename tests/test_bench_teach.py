@@ -1,5 +1,6 @@
 """`bench teach`: the same pictures for every contestant, one file a run, tables and plots of them."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.bench import pictures as sources
+from edge_hpcr.bench import teach_report
 from edge_hpcr.bench.pictures import Pictures
 from edge_hpcr.bench.teach import CONTESTANTS, FROM_SCRATCH, ORDERS, Draw, TeachConfig, label_counts
 from edge_hpcr.commands.cli import main
@@ -164,6 +166,15 @@ def test_only_what_is_missing_is_run_again(folder, tmp_path, capsys):
     assert taught(folder, tmp_path, "--test", "2") == 2
     assert "other settings" in capsys.readouterr().err
     assert taught(folder, tmp_path, "--test", "2", "--fresh") == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_is_older_than_a_setting_stands_beside_those_that_have_its_default(folder, tmp_path):
+    assert taught(folder, tmp_path / "out") == 0
+    run = json.loads(next((tmp_path / "out").glob("*ours*.json")).read_text())
+    older = copy.deepcopy(run)
+    del older["config"]["learner"]["compute"]  # which came later, and was float32 before
+    assert teach_report.lesson_key(older) == teach_report.lesson_key(run)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint
 from edge_hpcr.learner import learner as learner_module
+from edge_hpcr.learner.augment import AugmentConfig
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.optimise import SETTLED
@@ -458,17 +459,25 @@ def test_few_images_or_those_of_one_class_are_shown_beside_their_views_for_the_s
     assert len(images) == FEW_SAMPLES and seen == [(2, True), (2, True), (1, True)]
 
 
-def test_while_the_memory_holds_few_samples_a_step_shows_as_many_as_in_the_paper_and_each_twice(
-    small_learner, digit_batches
-):
-    learner = small_learner(plain=False, strong_below=20, replay=14)
-    seen = []
-    learner.method.after_step = lambda view, batch: seen.append((batch.views, batch.distinct_samples))
-    for images, labels in digit_batches([0, 1], 3):
+def test_while_the_memory_holds_few_samples_a_step_is_one_of_the_paper(small_learner, digit_batches):
+    as_it_is = AugmentConfig(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
+    learner = small_learner(
+        plain=False, strong_below=40, replay=14, augment=as_it_is, memory=MemoryConfig(samples=60)
+    )
+    steps = []
+
+    def look(view, batch):
+        steps.append((batch.views, batch.distinct_samples))
+        if batch.views == 2:  # none of the views is the image it was made of
+            image, other = batch.inputs[batch.incoming].chunk(2)
+            assert ((image - other).abs().amax((1, 2, 3)) > 0.01).all()
+
+    learner.method.after_step = look
+    for images, labels in digit_batches([0, 1], 5):
         learner.observe(images, labels)
         learner.rehearse()
-    # 0, 10 and 20 samples are held before the three steps, 23 at the most.
-    assert seen == [(2, 10), (2, 10), (2, 20), (1, 20), (1, 24), (1, 23)]
+    # 0, 10, 20, 30 and 40 samples are held before the five steps.
+    assert steps == [(2, 10), (2, 10), *[(2, 20)] * 5, *[(1, 24)] * 3]
 
 
 def test_a_method_that_shows_images_beside_their_views_does_so_however_many_there_are(
@@ -477,6 +486,19 @@ def test_a_method_that_shows_images_beside_their_views_does_so_however_many_ther
     learner = small_learner(strong_below=20)
     learner.observe(*digit_batches([0, 1], 1)[0])
     assert not learner.has_few
+
+
+@pytest.mark.slow
+def test_few_latents_are_shown_beside_those_that_are_kept_of_their_views():
+    memory = MemoryConfig(samples=6, codec="latent")
+    options = {"height": 64, "width": 64, "stored_views": 2, "memory": memory, "plain": False, "views": True}
+    learner = Learner(LearnerConfig.recommended("efficientnet_lite0", strong_below=20, **options), "cpu")
+    seen = []
+    learner.method.after_step = lambda view, batch: seen.append(batch.views)
+    images = np.random.default_rng(0).integers(0, 256, (10, 64, 64, 3), np.uint8)
+    learner.observe(images, [0, 1] * 5)
+    learner.observe(images, [0, 1] * 5)
+    assert seen == [2, 2]
 
 
 def test_a_step_that_would_show_nothing_is_refused(small_learner):

@@ -312,7 +312,7 @@ def test_a_smaller_budget_is_taken_over_at_the_next_start(bench):
 
 
 @pytest.mark.slow
-def test_a_workspace_of_an_older_edge_learns_as_a_new_one(bench):
+def test_a_workspace_of_an_older_edge_draws_and_shows_images_as_a_new_one(bench):
     one = bench(method="edge")
     one.label(0, 4)
     one.learned()

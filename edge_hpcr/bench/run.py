@@ -166,7 +166,7 @@ class Run:
     def _continue_if_begun(self) -> None:
         if checkpoint.exists(self.checkpoint_path):
             self.learner, notes = Learner.load(self.checkpoint_path, self.config.device)
-            if _as_now(notes["run"]) != plain(asdict(self.config)):
+            if as_now(notes["run"]) != plain(asdict(self.config)):
                 raise UserError(
                     f"{self.checkpoint_path} belongs to a run with other settings; choose another --out, or start "
                     "anew with --fresh"
@@ -369,7 +369,7 @@ class Run:
         }
 
 
-def _as_now(config: dict[str, Any]) -> dict[str, Any]:
+def as_now(config: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration with what settings that are newer than it meant before they existed."""
     learner = LearnerConfig.from_dict(config["learner"])
     return _NEWER_SETTINGS | config | {"learner": plain(asdict(learner))}
@@ -382,7 +382,7 @@ def finished_result(config: RunConfig | TeachConfig, out: Path) -> dict[str, Any
         return None
     try:
         result = json.loads(path.read_text())
-        config_there = _as_now(result["config"])
+        config_there = as_now(result["config"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a result of ours: delete it, or start anew with --fresh") from None
     wanted = plain(asdict(config))

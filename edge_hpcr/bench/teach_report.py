@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_hpcr.bench import metrics
 from edge_hpcr.bench.report import NOTHING, Estimate, machine, markdown
+from edge_hpcr.bench.run import as_now
 from edge_hpcr.bench.teach import CONTESTANTS
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.units import format_bytes
@@ -98,7 +99,7 @@ class Lessons:
 
 def lesson_key(result: dict[str, Any]) -> str:
     """The same for the draws of one contestant."""
-    config = {key: value for key, value in result["config"].items() if key not in ("draw", "seed")}
+    config = {key: value for key, value in as_now(result["config"]).items() if key not in ("draw", "seed")}
     return json.dumps(config | {"learner": config["learner"] | {"seed": None}}, sort_keys=True)
 
 

@@ -32,7 +32,9 @@ class LearnerConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     views: bool = True  # every image beside one augmented view of itself
     plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
-    strong_below: int = 0  # samples in memory; while there are fewer, `plain` is on and views are the paper's
+    # Samples in memory. While there are fewer, a step without plain images is one of the paper all the same: ten
+    # replayed samples beside ten incoming ones, each image beside a strong view of it.
+    strong_below: int = 0
     stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
     as_kept: bool = False  # show incoming images as the memory will give them back: see step.py
     replay: int = 10  # samples from memory in a step

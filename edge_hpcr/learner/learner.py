@@ -45,7 +45,6 @@ __all__ = [
     "resolve_device",
 ]
 PREDICTION_BATCH = 256
-INCOMING = 10  # samples in a step of the paper, beside as many replayed ones
 LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves: late in its life, too, a learner learns new classes
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -317,15 +316,16 @@ class Learner:
         return self._step(drawn, None, remember=False, rehearsal=True)
 
     def _rehearsed(self) -> int:
-        """Samples in a rehearsal: as many images as in a step on ten incoming samples, where a step shows one view of each."""
-        if self.config.plain or self.has_few:
-            return 2 * max(1, self._replay)
-        return INCOMING + self._replay
+        """Samples in a rehearsal; where a step shows one view of each, as many as in a step on new samples."""
+        if self.config.plain:
+            return 2 * max(1, self.config.replay)
+        return self.method.samples_per_step + self._replay
 
     @property
     def _replay(self) -> int:
-        """Samples from memory in a step; while few are held, as in the paper, for each is shown twice then."""
-        return min(self.config.replay, INCOMING) if self.has_few else self.config.replay
+        """Samples from memory in a step; while few are held and each is shown twice, as many as in the paper."""
+        most = self.method.samples_per_step if self.has_few else self.config.replay
+        return min(self.config.replay, most)
 
     @property
     def has_few(self) -> bool:
@@ -408,7 +408,7 @@ class Learner:
             held=HeldSamples(self.memory),
             rng=self.rng,
             lr=self.config.lr,
-            replay=self.config.replay,
+            replay=self._replay,
             device=self.device,
             augment=self._another_view,
             features=partial(step.features_of, self),

@@ -10,7 +10,7 @@ from edge_hpcr.learner.drawing import DRAWS
 from edge_hpcr.learner.rows import Precision, kept_shape
 
 AUTO = "auto"  # of the codec: what suits budget and image size, see `resolved`
-# Of WebP, and at least as good as 50 and 90 in every budget that was tried: docs/method.md.
+# Of WebP, and at least as good as 50 and 90 in every budget that was tried: docs/edge.md.
 BEST_QUALITY = 75
 SMALLEST_SIDE = 16  # below it, a file's head outweighs what encoding saves
 OPTIONS = ("precision", "side", "draw", "keep")  # beside budget and codec

@@ -59,7 +59,7 @@ def forward(
     strong = alike or learner.has_few
     kinds = [plain] if config.plain or strong else []
     if config.views:
-        kinds.append(augment(plain, learner.rng) if strong else _other_views(learner, every, plain))
+        kinds.append(_other_views(learner, every, plain, strong))
     views = len(kinds)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in kinds), strict=True) for part in group]
@@ -106,10 +106,12 @@ def _teach(learner: Learner, average: Network, inputs: Tensor) -> Tensor:
     return average.logits(features_of(learner, average, inputs))
 
 
-def _other_views(learner: Learner, inputs: np.ndarray, plain: Tensor) -> Tensor:
-    """An augmented view of each sample: made here of an image, drawn among those kept of latents."""
-    stored, view = learner.config.stored_views, learner.view
-    if learner.network.backbone.trunk is None or stored == 1:
+def _other_views(learner: Learner, inputs: np.ndarray, plain: Tensor, strong: bool) -> Tensor:
+    """An augmented view of each sample: made here of an image, the paper's if `strong`; drawn among those kept of latents."""
+    stored, view, trunk = learner.config.stored_views, learner.view, learner.network.backbone.trunk
+    if trunk is None and strong:
+        return augment(plain, learner.rng)
+    if trunk is None or stored == 1:
         return view.augment(plain)
     chosen = learner.rng.integers(1, stored, len(inputs))
     return view.to_device(inputs[np.arange(len(inputs)), chosen])

@@ -48,7 +48,7 @@ POLL_SECONDS = 0.5  # how soon a label from another process is noticed
 STATUS_SECONDS, STATUS_FILE_SECONDS = 0.2, 1.0
 PROBLEMS_KEPT = 20
 FEWEST_CLASSES = 2  # that a memory must have room for
-# Samples in memory. In idle time so few are rehearsed so often that light views of them are learned by heart: docs/method.md
+# Samples in memory. In idle time so few are rehearsed so often that light views of them are learned by heart: docs/edge.md
 STRONG_BELOW = 2000
 STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 
@@ -162,7 +162,7 @@ class LiveLearner:
             )
         if self.learner.memory.config != wanted.memory:
             self.learner.resize_memory(wanted.memory)
-        # They go with how the memory draws, which follows the settings, too.
+        # As a new workspace shows images; the first goes with how the memory draws, which follows the settings, too.
         self.learner.config = replace(
             self.learner.config, as_kept=wanted.as_kept, strong_below=wanted.strong_below
         )

@@ -5,7 +5,7 @@ or mirrored view and no second one, so that 30 are replayed beside 10 incoming, 
 images are encoded and decoded, too, before they are shown: else what the codec does to an image says that it is old, and a
 clean one is taken for new. Muon learns fast; the averaged weights predict, and may teach the live ones (MKD, Michel et al.,
 ICML 2024): `weight KL(teacher || student)`, on the rows that `taught` names; each costs a forward pass more. A new class is in
-the average from its first step on. docs/method.md has the evidence for each part.
+the average from its first step on. docs/edge.md has the evidence for each part.
 """
 
 from dataclasses import dataclass
