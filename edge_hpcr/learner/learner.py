@@ -324,8 +324,8 @@ class Learner:
     @property
     def _replay(self) -> int:
         """Samples from memory in a step; while few are held and each is shown twice, as many as in the paper."""
-        most = self.method.samples_per_step if self.has_few else self.config.replay
-        return min(self.config.replay, most)
+        wanted = self.config.replay
+        return min(wanted, self.method.samples_per_step) if self.has_few else wanted
 
     @property
     def has_few(self) -> bool:

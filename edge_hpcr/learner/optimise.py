@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.transfers import send
 
 KINDS = ("sgd", "adam", "muon")
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
@@ -127,8 +126,8 @@ def orthogonalised(matrix: Tensor, iterations: int = 5) -> Tensor:
 class WeightAverage:
     """`average <- decay * average + (1 - decay) * live` after every step, batch-norm statistics included.
 
-    The average of a class's proxy spans half of the steps since the class came, at the most: a longer one would still hold
-    the proxy's random start, and the class would not be recognised for hundreds of steps.
+    It spans half of the steps since the newest class came, at the most: a longer one would still hold the network that did
+    not know the class, and its proxy's random start, and would not recognise the class for hundreds of steps.
     """
 
     def __init__(self, network: Network, decay: float) -> None:
@@ -139,12 +138,10 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, live: Network, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (WARM_UP + step))
-        averages, current = self.network.state_dict(), live.state_dict()
-        proxies = averages.pop("proxies")
-        shares = torch.tensor([[1 - min(decay, (1 + age) / (3 + age))] for age in self.ages])
-        proxies.lerp_(current["proxies"], send(shares, proxies.device))
+        newest = min(self.ages, default=SETTLED)
+        decay = min(self.decay, (1 + step) / (WARM_UP + step), (1 + newest) / (3 + newest))
         self.ages = [min(age + 1, SETTLED) for age in self.ages]
+        averages, current = self.network.state_dict(), live.state_dict()
         real = [name for name, each in averages.items() if each.is_floating_point()]
         # All in one call, as the optimiser does.
         torch._foreach_lerp_([averages[i] for i in real], [current[i] for i in real], 1 - decay)
