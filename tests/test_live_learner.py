@@ -318,11 +318,12 @@ def test_a_workspace_of_an_older_edge_draws_and_shows_images_as_a_new_one(bench)
     one.learned()
     learner = one.live.learner
     learner.config = replace(learner.config, as_kept=False, strong_below=0)
-    learner.resize_memory(replace(learner.memory.config, draw="deck"))
+    learner.resize_memory(replace(learner.memory.config, draw="deck", keep="reservoir"))
     one.close()
     one.open()
     learner = one.live.learner
-    assert learner.step and learner.config.as_kept and learner.memory.config.draw == "even"
+    memory = learner.memory.config
+    assert learner.step and learner.config.as_kept and (memory.draw, memory.keep) == ("even", "balanced")
     assert learner.config.strong_below == STRONG_BELOW
 
 

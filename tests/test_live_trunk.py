@@ -76,6 +76,7 @@ def test_a_new_workspace_has_the_pre_trained_backbone_and_the_papers_is_one_sett
     assert (scratch.method, scratch.memory.codec) == ("edge", "webp")
     # Only edge leaves the paper's strong views for lighter ones, when it holds samples enough.
     assert [each.strong_below for each in (config, papers, scratch)] == [0, 0, STRONG_BELOW]
+    assert [each.memory.keep for each in (config, papers, scratch)] == ["reservoir", "reservoir", "balanced"]
     with pytest.raises(
         UserError, match="codec webp: with the backbone efficientnet_lite0 the memory keeps latents"
     ):

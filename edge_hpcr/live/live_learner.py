@@ -50,6 +50,7 @@ PROBLEMS_KEPT = 20
 FEWEST_CLASSES = 2  # that a memory must have room for
 # Samples in memory. In idle time so few are rehearsed so often that light views of them are learned by heart: docs/edge.md
 STRONG_BELOW = 2000
+EDGE = "edge"  # the method of workspaces that learn from scratch
 STAND_IN = LearnerConfig(height=8, width=8, nf=1, method="er")
 
 
@@ -79,7 +80,7 @@ def learner_config(settings: Settings) -> LearnerConfig:
 def method_name(settings: Settings) -> str:
     if settings.method != AUTO:
         return settings.method
-    return "hpcr" if backbone_class(settings.backbone).has_trunk else "edge"
+    return "hpcr" if backbone_class(settings.backbone).has_trunk else EDGE
 
 
 def memory_config(settings: Settings) -> MemoryConfig:
@@ -88,7 +89,10 @@ def memory_config(settings: Settings) -> MemoryConfig:
         raise UserError(
             f"setting codec {settings.codec}: with the backbone {settings.backbone} the memory keeps latents: give {AUTO}"
         )
-    options = memory_options(settings.backbone, method_name(settings))
+    method = method_name(settings)
+    options = memory_options(settings.backbone, method)
+    if method == EDGE and not backbone_class(settings.backbone).has_trunk:
+        options["keep"] = "balanced"  # people label some classes far more often than others
     if settings.codec != AUTO:
         options["codec"] = settings.codec
     return MemoryConfig(bytes=settings.memory_bytes, **options)
