@@ -15,14 +15,14 @@ import numpy as np
 from typer import Option
 
 from benchmarks.runner import QUICK_HELP, check_writable, circumstances, keep_with_page, table
-from benchmarks.speed import SIDE, images_of_cifar10, tiles
+from benchmarks.speed import SIDE, real_images, tiles
 from edge_hpcr.commands import cli
 from edge_hpcr.learner.codec import LOSSY_CODECS, decode, encode
 
 SIDES = (SIDE, 64, 224)  # CIFAR's, TinyImageNet's, and that of the pre-trained network
-MOST = 100  # tiles of photographs; there are four of 224 pixels
+MOST_TILES = 100  # tiles of photographs; there are four of 224 pixels
 QUALITIES = (30, 50, 75, 90)
-ALL_COLOURS = "jpeg 4:4:4"
+JPEG_444 = "jpeg 4:4:4"
 FULL_CHROMA = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
 
 commands = cli.new_commands()
@@ -41,14 +41,14 @@ def codecs(
 
 
 def _measured(side: int, quick: bool) -> Iterator[dict[str, Any]]:
-    images, *_, source = images_of_cifar10() if side == SIDE else tiles(side, MOST)
+    images, *_, source = real_images() if side == SIDE else tiles(side, MOST_TILES)
     images = images[:: len(images) // 3] if quick else images
     _encoded(images[0], "webp", 75)  # what a codec sets up once is no cost of an image
-    for codec, quality in [("raw", None), ("png", None), *product((*LOSSY_CODECS, ALL_COLOURS), QUALITIES)]:
+    for codec, quality in [("raw", None), ("png", None), *product((*LOSSY_CODECS, JPEG_444), QUALITIES)]:
         begun = time.process_time()
         blobs = [_encoded(image, codec, quality) for image in images]
         encoded = time.process_time()
-        kind = "jpeg" if codec == ALL_COLOURS else codec
+        kind = "jpeg" if codec == JPEG_444 else codec
         back = np.stack([decode(blob, kind, image.shape) for blob, image in zip(blobs, images, strict=True)])
         decoded = time.process_time()
         error = float(((back.astype(np.float64) - images) ** 2).mean())
@@ -66,7 +66,7 @@ def _measured(side: int, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def _encoded(image: np.ndarray, codec: str, quality: int | None) -> bytes:
-    if codec != ALL_COLOURS:
+    if codec != JPEG_444:
         return encode(image, codec, quality or 100)
     flags = [cv2.IMWRITE_JPEG_QUALITY, quality, *FULL_CHROMA]
     return cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), flags)[1].tobytes()

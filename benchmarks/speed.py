@@ -81,7 +81,7 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
     keep_freed_memory()  # for all contestants
     with circumstances() as facts, torch_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # torchvision's transforms draw from PyTorch's own generator
-        images, labels, source = images_of_cifar10()
+        images, labels, source = real_images()
         config = LearnerConfig(SIDE, SIDE, method="hpcr", memory=MemoryConfig(samples=200))
         learner, plain = Learner(config, "cpu"), PlainStep(config, CLASSES)
         fill(learner, plain, images, labels)
@@ -113,8 +113,8 @@ def measure(plan: Plan, threads: int = 1) -> dict[str, Any]:
 # What is fed ---------------------------------------------------------------------------------------------------------
 
 
-def images_of_cifar10() -> tuple[np.ndarray, np.ndarray, str]:
-    """Real images uint8 [N, 32, 32, 3], class columns, and where they are from; something else if CIFAR10 is not here."""
+def real_images() -> tuple[np.ndarray, np.ndarray, str]:
+    """Images uint8 [N, 32, 32, 3], of CIFAR10 if it is here, class columns, and where they are from."""
     if (data.default_root() / "cifar10").is_dir():
         dataset = data.load("cifar10")
         return dataset.train_images[:POOL], dataset.train_labels[:POOL].astype(np.int64), "CIFAR10"

@@ -43,8 +43,8 @@ ENCODINGS = {
 }
 PLACEHOLDER = '<span class="memory-gone" role="img" aria-label="{text}" title="{text}">no picture</span>'
 INTRODUCTION = (
-    "The memory is a fair sample of everything that was taught, kept for replay inside a fixed budget. When it is full, "
-    "each new sample takes the place of a random other one."
+    "The memory is a sample of everything that was taught, kept for replay inside a fixed budget. When it is full, a random "
+    "sample leaves for a new one; with the method edge, one of the class that holds most."
 )
 NOTHING_HELD = (
     "The memory is empty. Teach something on the Teach tab: what is learned is kept here for replay."
