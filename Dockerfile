@@ -35,10 +35,10 @@ COPY --chown=edge export/device export/device
 # Models of a server are kept here: the device starts without its server, too.
 ENV XDG_CACHE_HOME=/cache
 VOLUME /cache
-# A frame that was answered is the only sign of life that counts; a camera is given a minute to come back.
+# 200 while frames are answered; a camera is given a minute to come back. Whoever opens --http to others keeps its port 8090.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
-    CMD ["python", "-m", "export.device.heartbeat", "/tmp/heartbeat"]
-ENTRYPOINT ["python", "-m", "export.runtime", "--heartbeat", "/tmp/heartbeat"]
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener\nbuild_opener(ProxyHandler({})).open('http://127.0.0.1:8090/healthz', timeout=8)"]
+ENTRYPOINT ["python", "-m", "export.runtime", "--http", "8090"]
 CMD ["--models", "/models", "--source", "0", "--wait"]
 
 
@@ -60,6 +60,7 @@ ENV PATH=/srv/edge-hpcr/.venv/bin:$PATH
 
 COPY --chown=edge LICENSE ./
 COPY --chown=edge edge_hpcr edge_hpcr
+RUN make weights
 COPY --chown=edge export export
 COPY --chown=edge app app
 # What a CUDA image would have set: the driver comes in also where `--gpus` is not what asks for it.
@@ -67,7 +68,7 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENV EDGE_HPCR_DATA=/data/datasets
 VOLUME /data
 EXPOSE 7860
-# No proxy: one that the environment names would be asked for 127.0.0.1 too. The second address is that of --tls.
+# No proxy: one that the environment names would be asked for 127.0.0.1 too. The second address is that of --phone.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s \
     CMD ["python", "-c", "import ssl\nfrom urllib.request import HTTPSHandler, ProxyHandler, build_opener\nask = build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context())).open\ntry:\n    ask('http://127.0.0.1:7860/healthz', timeout=8)\nexcept Exception:\n    ask('https://127.0.0.1:7860/healthz', timeout=8)"]
 # The app listens to others only with a password: EDGE_HPCR_AUTH holds user:password, or --auth names a file.

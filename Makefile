@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+WEIGHTS := $(VENV)/.weights
 DEVICE_VENV := .venv-device
 INSTALLED_DEVICE := $(DEVICE_VENV)/.installed
 
@@ -13,19 +14,19 @@ export PIP_NO_INPUT := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check bench fuzz browser nginx broker rtsp screenshots docs install install-dev install-device clean
+.PHONY: help run test quick check bench fuzz weights browser nginx broker screenshots docs install install-dev install-device clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: install ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
+run: install weights ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
 	$(BIN)/python -m app
 
 # So many at a time, a file each, in the order of tests/conftest.py.
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: check browser nginx broker rtsp ## set up, check, then run every test
+test: check weights browser nginx broker ## set up, check, then run every test
 	$(PYTEST)
 	@echo "Once more what computes, with the kernels of a processor that has no AVX:"
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m computes $$(grep -l 'mark\.computes' tests/test_*.py)
@@ -33,32 +34,37 @@ test: check browser nginx broker rtsp ## set up, check, then run every test
 quick: check ## the checks and the fast tests: less than two minutes, no browser
 	$(PYTEST) -m "not slow and not browser"
 
-check: install-dev ## lint, formatting, types and the directions of imports
+check: install-dev ## lint, formatting, types, the directions of imports, and the budget of lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/budget.py
 
 bench: install-dev browser ## measure this machine: a step, exported models, the app, then a soak, restarts and 2,000 faults (about three hours)
-	$(BIN)/python -m benchmarks.speed --out results/speed.json
-	$(BIN)/python -m benchmarks.codecs --out results/codecs.json
-	$(BIN)/python -m benchmarks.latency --out results/latency.json
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.device --out results/device.json
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.clients
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.app --out results/app.json
-	$(BIN)/python -m benchmarks.fleet --out results/fleet.json --page docs/scale.md
-	$(BIN)/python -m benchmarks.endurance all --out results/endurance.json
-	$(BIN)/python -m benchmarks.endurance.faults --out results/faults.json
+	$(BIN)/python -m benchmarks.speed --out results/machine/speed.json
+	$(BIN)/python -m benchmarks.latency --out results/machine/latency.json
+	$(BIN)/python -m benchmarks.device --out results/machine/device.json
+	$(BIN)/python -m benchmarks.app --out results/machine/app.json
+	$(BIN)/python -m benchmarks.fleet --out results/machine/fleet.json
+	$(BIN)/python -m benchmarks.endurance all --out results/machine/endurance.json
+	$(BIN)/python -m benchmarks.faults --out results/machine/faults.json
 
 fuzz: install-dev ## damaged input for everything that reads from outside, ten minutes each (about three hours)
-	$(BIN)/python -m benchmarks.fuzz --out results/fuzz.json
+	$(BIN)/python -m benchmarks.fuzz --out results/machine/fuzz.json
 
 docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
+	$(BIN)/python -m edge_hpcr report results/runs results/analyses --out docs --table results/runs.csv > /dev/null
 
-screenshots: install-dev browser ## photograph every tab, light and dark, desktop and phone, into docs/screenshots, and make the film docs/teach.webp
+screenshots: install-dev browser ## make the photographs that the docs show anew, and the film docs/teach.webp
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
+
+weights: $(WEIGHTS) ## the pre-trained network that new workspaces build on; where no source has it, they build on another
+
+$(WEIGHTS): $(INSTALLED)
+	@$(BIN)/python -m edge_hpcr weights get tiny_vit_5m && touch $@ || echo "It goes on without: see the line above."
 
 # The shell without windows loads a page in two thirds of the processor time. If it cannot be had: what the system has, or what Playwright brings.
 browser: install-dev ## a Chromium for the tests, if there is none
@@ -77,11 +83,6 @@ broker: ## a mosquitto for the tests of --mqtt, which are skipped without one
 	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null 2>&1 \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends mosquitto >/dev/null && { systemctl disable --now mosquitto >/dev/null 2>&1 || true; }; } \
 	|| echo "No mosquitto here: the tests with a real MQTT broker will be skipped."
-
-rtsp: ## GStreamer's RTSP server for the test of a camera's password, which is skipped without it
-	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' >/dev/null 2>&1 \
-	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good >/dev/null; } \
-	|| echo "No GStreamer RTSP server here: the test of a camera's password will be skipped."
 
 install: $(INSTALLED) ## create .venv with what running needs
 install-dev: $(INSTALLED_DEV) ## the same with what testing needs

@@ -1,10 +1,13 @@
 """The page: the strip on top, and the tabs."""
 
+from typing import Any
+
 import gradio as gr
+from gradio.routes import templates
+from jinja2 import FunctionLoader
 
 from app.studio import Studio
-from app.tabs import accuracy, benchmarks, memory, models, settings
-from app.tabs.parts import PLAIN
+from app.tabs import PLAIN, accuracy, benchmarks, memory, models, settings
 
 HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -13,6 +16,7 @@ HEAD = """\
 <link rel="stylesheet" href="/edge/static/teach.css">
 <script type="module" src="/edge/static/edge.js"></script>
 """
+EARLY = '<link rel="stylesheet" href="/edge/static/style.css"></head>'
 # A tab without a function is drawn by the script of its name in static/.
 TABS = {
     "Teach": None,
@@ -24,6 +28,14 @@ TABS = {
     "Benchmarks": benchmarks.build,
     "Settings": settings.build,
 }
+
+
+def show_shape_early() -> None:
+    """Gradio adds a page's head by a script, which takes its time: until then this style sheet shows the page's shape."""
+    env = templates.env
+    shipped: Any = env.loader
+    if not isinstance(shipped, FunctionLoader):
+        env.loader = FunctionLoader(lambda name: shipped.get_source(env, name)[0].replace("</head>", EARLY))
 
 
 def theme() -> gr.themes.Base:
@@ -65,7 +77,7 @@ def build(studio: Studio) -> gr.Blocks:
     with gr.Blocks(
         title="Edge HPCR", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)
     ) as page:
-        gr.HTML('<div id="strip"></div>', **PLAIN)
+        gr.HTML('<header id="strip"></header>', **PLAIN)
         with gr.Tabs(elem_id="tabs"):
             for label, build_tab in TABS.items():
                 name = label.lower()

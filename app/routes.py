@@ -10,105 +10,133 @@ import asyncio
 import logging
 import math
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app import actions, metrics, review
-from app.browser_camera import BrowserCamera
-from app.states import answer_state
+from app import actions, review
+from app.import_export import export_zip
+from app.page_feeder import BrowserCamera, answer_state, encoded
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import sha256
+from edge_hpcr.common.files import disk_errors, sha256
 from edge_hpcr.stream.decode import decode_image
-from export.device.manifest import MANIFEST
-from export.publish.bundle import bundle_name
-from export.publish.versions import folder_name, versions
+from edge_hpcr.workspace.sample_files import sample_path
+from export.publish.bundle import bundle_name, write_bundle
 
 LOG = logging.getLogger(__name__)
 
-STATIC = Path(__file__).parent / "static"
-SCRIPTS = {path.name: path for path in STATIC.iterdir()}
+SCRIPTS = {path.name: path for path in (Path(__file__).parent / "static").iterdir()}
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-LONGEST_SILENCE = 20.0  # seconds, of an upload
 HEALTH_SECONDS = 2.0  # between two looks, each of which writes to the disk
 LONGEST_HEALTH = 5.0
 LARGEST_ACTION = 200_000  # bytes
-LARGEST_FRAME = 4_000_000
-LARGEST_FRAME_PIXELS = 10_000_000
+LARGEST_FRAME, LARGEST_FRAME_PIXELS = 4_000_000, 10_000_000
 LONGEST_NAME = 200  # of a picture's file
-MOST_CARDS, CARD_PICTURES = 100, 4
+MOST_FILES = 20_000  # of an upload
+MOST_CARDS, CARD_PICTURES = 100, 3
+SMALLEST_THING, MIDDLE = (
+    0.45,
+    (0.5, 0.5, 1.0),
+)  # of a picture's shorter side; if nobody knows where the thing is
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 NEVER_STORE = {"Cache-Control": "no-store"}
 SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] | None = None) -> list[Route]:
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] = dict) -> list[Route]:
     """`invitation` says how a phone gets here."""
-    answers = Answers(studio, invitation or dict)
+    answers = Answers(studio)
 
-    def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
-        return Route(path, _saying_errors(answer, answers.requests), methods=[method])
+    def route(path: str, answer: Answer, method: str = "GET") -> Route:
+        return Route(path, answers.saying_errors(answer), methods=[method])
+
+    def asking(path: str, question: Callable[[Request], Any]) -> Route:
+        """A question whose answer is JSON."""
+
+        async def answer(request: Request) -> Response:
+            return JSONResponse(await run_in_threadpool(question, request), headers=NEVER_STORE)
+
+        return route(path, answer)
 
     return [
         route("/healthz", answers.healthz),
         route("/metrics", answers.metrics),
-        route("/edge/state", answers.state),
+        asking("/edge/state", answers.now),
         route("/edge/frame/{number:int}", answers.frame),
         route("/edge/camera", answers.camera, "POST"),
         route("/edge/picture", answers.picture, "POST"),
-        route("/edge/health", answers.health),
-        route("/edge/history", answers.history),
-        route("/edge/workspaces", answers.workspaces),
-        route("/edge/newest", answers.newest),
-        route("/edge/unknown", answers.unknown),
-        route("/edge/phone", answers.phone),
+        asking("/edge/history", lambda request: actions.last_actions(studio.journal)),
+        asking("/edge/workspaces", lambda request: studio.workspaces()),
+        asking("/edge/newest", answers.newest),
+        asking("/edge/phone", lambda request: invitation()),
         route("/edge/act", answers.act, "POST"),
         route("/edge/sample/{id:int}", answers.sample),
-        route("/edge/samples", answers.samples),
-        route("/edge/import", answers.import_zip, "POST"),
+        asking("/edge/samples", lambda request: review.page(studio, dict(request.query_params))),
+        route("/edge/import", answers.import_files, "POST"),
         route("/edge/export.zip", answers.export_zip),
-        route("/edge/model/{version:int}/{file}", answers.model),
         route("/edge/device/{version:int}.zip", answers.bundle),
-        route("/edge/bench/{name}.json", answers.bench),
         route("/edge/static/{name}", answers.static),
     ]
 
 
 class Answers:
-    """One for each route."""
+    """One for each route that is more than a question."""
 
-    def __init__(self, studio: Studio, invitation: Callable[[], dict[str, Any]]) -> None:
-        self._studio, self._invitation = studio, invitation
-        self.requests = metrics.Requests()
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
         self._asking: asyncio.Task[list[str]] | None = None
         self._asked_at = -math.inf
+
+    def saying_errors(self, answer: Answer) -> Answer:
+        async def answer_or_say(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except HTTPException as error:  # more than may be sent, or no form
+                return JSONResponse({"error": error.detail}, error.status_code, headers=NEVER_STORE)
+            except (UserError, ClientDisconnect) as error:
+                return JSONResponse({"error": str(error)}, 400, headers=NEVER_STORE)
+            except Exception:
+                LOG.exception("%s %s failed", request.method, request.url.path)
+                said = "something went wrong here; the program's log says what"
+                return JSONResponse({"error": said}, 500)
+
+        return answer_or_say
+
+    # How it is --------------------------------------------------------------------------------------------------------
 
     async def healthz(self, request: Request) -> Response:
         """Ready, or not; why not is nothing for strangers, who may ask this as well."""
         reasons = await self._reasons()
         known = request.scope.get("state", {}).get("author") is not None
         lines = ["not ready" if reasons else "ready", *(reasons if known else [])]
-        return Response(
-            "".join(f"{line}\n" for line in lines),
-            503 if reasons else 200,
-            media_type="text/plain",
-            headers=NEVER_STORE,
-        )
+        text = "".join(f"{line}\n" for line in lines)
+        return Response(text, 503 if reasons else 200, NEVER_STORE, "text/plain")
 
     async def _reasons(self) -> list[str]:
         """Asked once for all who ask within a moment; while one answer hangs, no further thread is spent on it."""
-        if self._asking is None or (
-            self._asking.done() and time.monotonic() - self._asked_at > HEALTH_SECONDS
-        ):
+        silent = time.monotonic() - self._asked_at
+        if self._asking is None or (self._asking.done() and silent > HEALTH_SECONDS):
             self._asked_at = time.monotonic()
             self._asking = asyncio.ensure_future(run_in_threadpool(self._studio.reasons_not_ready))
         try:
@@ -117,11 +145,15 @@ class Answers:
             return [f"the pages have had no answer for {time.monotonic() - self._asked_at:.0f} s"]
 
     async def metrics(self, request: Request) -> Response:
-        content = await run_in_threadpool(metrics.text, self._studio, self.requests)
-        return Response(content, media_type=metrics.MEDIA_TYPE, headers=NEVER_STORE)
+        registry = CollectorRegistry()
+        registry.register(Metrics(self._studio))
+        content = await run_in_threadpool(generate_latest, registry)
+        return Response(content, media_type=METRICS_TYPE, headers=NEVER_STORE)
 
-    async def state(self, request: Request) -> Response:
-        return JSONResponse(await self._now(request, fresh=False), headers=NEVER_STORE)
+    def now(self, request: Request, fresh: bool = False) -> dict[str, Any]:
+        return self._studio.state(fresh, since=request.query_params.get("since", ""))  # what the page knows
+
+    # Frames and actions -----------------------------------------------------------------------------------------------
 
     async def frame(self, request: Request) -> Response:
         shown = self._studio.feeder.shown(request.path_params["number"])
@@ -132,7 +164,8 @@ class Answers:
         camera, page = self._studio.feeder.browser_camera, request.query_params.get("page", "")
         if camera is None or not camera.is_of(page):
             return JSONResponse({"wanted": False, "taken": camera is not None})
-        camera.push(await self._picture_in(request))
+        data = await _body(request, LARGEST_FRAME)
+        camera.push(await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS))
         return JSONResponse({"wanted": self._studio.feeder.browser_camera is camera, "taken": False})
 
     async def picture(self, request: Request) -> Response:
@@ -146,106 +179,62 @@ class Answers:
         shown = await run_in_threadpool(self._studio.feeder.bring, image, origin, digest, ask)
         return JSONResponse({"number": shown.number, **answer_state(shown.answer)}, headers=NEVER_STORE)
 
-    async def _picture_in(self, request: Request) -> np.ndarray:
-        data = await _body(request, LARGEST_FRAME)
-        return await run_in_threadpool(decode_image, data, "the camera's frame", LARGEST_FRAME_PIXELS)
-
-    async def health(self, request: Request) -> Response:
-        rows = await run_in_threadpool(self._studio.health)
-        return JSONResponse({"classes": [asdict(row) for row in rows]}, headers=NEVER_STORE)
-
-    async def history(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._studio.history), headers=NEVER_STORE)
-
-    async def workspaces(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._studio.workspaces), headers=NEVER_STORE)
-
-    async def newest(self, request: Request) -> Response:
-        """Of the named classes the samples that were labelled last, for their cards."""
-        parts = [part for part in request.query_params.get("classes", "").split(",") if part][:MOST_CARDS]
-        if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-            raise UserError("classes: name them by their numbers, like 1,2,3")
-        found = await run_in_threadpool(self._studio.journal.newest_of, [*map(int, parts)], CARD_PICTURES)
-        return JSONResponse(found, headers=NEVER_STORE)
-
-    async def unknown(self, request: Request) -> Response:
-        try:
-            share = float(request.query_params.get("share", ""))
-        except ValueError as error:
-            raise UserError("share: give a number from 0 to 0.5") from error
-        return JSONResponse(
-            await run_in_threadpool(self._studio.try_unknown_share, share), headers=NEVER_STORE
-        )
-
-    async def phone(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._invitation), headers=NEVER_STORE)
-
     async def act(self, request: Request) -> Response:
         body = await _body(request, LARGEST_ACTION)
         room = request.query_params.get("room", "")
-        self._studio.check_room(room)
-        begun = time.monotonic()
         done = await run_in_threadpool(actions.perform, self._studio, body, room)
-        self.requests.time(time.monotonic() - begun)
         # Fresh, or a page would show what was before its own action.
-        return JSONResponse(
-            {"state": await self._now(request, fresh=True), **asdict(done)}, headers=NEVER_STORE
-        )
+        state = await run_in_threadpool(self.now, request, fresh=True)
+        return JSONResponse({"state": state, **asdict(done)}, headers=NEVER_STORE)
 
-    async def _now(self, request: Request, fresh: bool) -> dict[str, Any]:
-        since = request.query_params.get("since", "")  # what the page knows already
-        return await run_in_threadpool(self._studio.state, fresh=fresh, since=since)
+    def newest(self, request: Request) -> Any:
+        """Of the named classes the samples that were labelled last, for their cards."""
+        ids = review.ids_in(dict(request.query_params), "classes")[:MOST_CARDS]
+        return self._studio.journal.newest_of(ids, CARD_PICTURES)
+
+    # Files ------------------------------------------------------------------------------------------------------------
 
     async def sample(self, request: Request) -> Response:
+        """A sample's image; with `thing`, the square of it that shows the thing."""
         row = await run_in_threadpool(self._studio.journal.sample, request.path_params["id"])
-        path = self._studio.workspace.files.folder / row.file
-        try:
-            # Read here: the image may be dropped while a response is on its way.
-            content = await run_in_threadpool(path.read_bytes) if row.has_image else None
-        except FileNotFoundError:
-            content = None
+        path = sample_path(self._studio.workspace.files.folder, row.file)
+        content, media_type = None, IMAGE_TYPES[path.suffix]
+        # Read here: the image may be dropped while a response is on its way.
+        with suppress(FileNotFoundError):
+            if row.has_image and "thing" in request.query_params:
+                content, media_type = await run_in_threadpool(self._thing, row.id)
+            elif row.has_image:
+                content = await run_in_threadpool(path.read_bytes)
         if content is None:
             return Response("its image is no longer kept\n", 404)
-        return Response(content, media_type=IMAGE_TYPES[path.suffix], headers=SAMPLES_STAY)
+        return Response(content, media_type=media_type, headers=SAMPLES_STAY)
 
-    async def samples(self, request: Request) -> Response:
-        page = await run_in_threadpool(review.page, self._studio, dict(request.query_params))
-        return JSONResponse(page, headers=NEVER_STORE)
+    def _thing(self, sample_id: int) -> tuple[bytes, str]:
+        live, image = self._studio.live, self._studio.workspace.image(sample_id)
+        where = live.learner.method.where(live.predictor.encoder.of_sample(sample_id))
+        return encoded(square(image, *(where or MIDDLE)))
 
-    async def import_zip(self, request: Request) -> Response:
-        name, size = request.query_params.get("name", ""), request.headers.get("content-length", "")
-        with self._studio.transfers.receiving(name, int(size) if size.isdecimal() else None) as upload:
-            parts = request.stream()
-            try:
-                # A browser that falls silent must not keep everybody else from importing.
-                while part := await asyncio.wait_for(anext(parts, None), LONGEST_SILENCE):
-                    await run_in_threadpool(upload.write, part)
-            except (ClientDisconnect, TimeoutError) as error:
-                raise UserError("the upload broke off: nothing was imported") from error
-        return JSONResponse({"state": await self._now(request, fresh=True)}, headers=NEVER_STORE)
+    async def import_files(self, request: Request) -> Response:
+        """Pictures, a folder or a zip: each file with its path as its name."""
+        self._studio.imports.refuse_while_busy()
+        with disk_errors("the upload cannot be kept", "make room and try again"):
+            async with request.form(max_files=MOST_FILES) as form:
+                files = [
+                    (each.filename or "", each.file)
+                    for each in form.getlist("files")
+                    if isinstance(each, UploadFile)
+                ]
+                await run_in_threadpool(self._studio.imports.receive, files)
+        state = await run_in_threadpool(self.now, request, fresh=True)
+        return JSONResponse({"state": state}, headers=NEVER_STORE)
 
     async def export_zip(self, request: Request) -> Response:
-        if request.method == "HEAD":  # which must not use up what can be fetched once
-            return Response(headers=NEVER_STORE)
-        file = await run_in_threadpool(self._studio.transfers.take_export)
-        return _download(file, "edge-hpcr-samples.zip")
-
-    async def model(self, request: Request) -> Response:
-        return await run_in_threadpool(
-            _model_file, self._studio, request.path_params["version"], request.path_params["file"]
-        )
+        return _download(await run_in_threadpool(export_zip, self._studio.workspace), "edge-hpcr-samples.zip")
 
     async def bundle(self, request: Request) -> Response:
         version = request.path_params["version"]
-        file = await run_in_threadpool(self._studio.models.bundle, version)
+        file = await run_in_threadpool(device_zip, self._studio.own.workspace.layout.exports, version)
         return _download(file, f"{bundle_name(version)}.zip")
-
-    async def bench(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        path = await run_in_threadpool(self._studio.runs.result_file, name)
-        if path is None:
-            return Response("there is no such result\n", 404)
-        return FileResponse(path, media_type="application/json", filename=f"{name}.json", headers=NEVER_STORE)
 
     async def static(self, request: Request) -> Response:
         path = SCRIPTS.get(request.path_params["name"])
@@ -255,23 +244,30 @@ class Answers:
         return FileResponse(path, media_type=MEDIA_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
-def _saying_errors(
-    answer: Callable[[Request], Awaitable[Response]], requests: metrics.Requests
-) -> Callable[[Request], Awaitable[Response]]:
-    async def answer_or_say(request: Request) -> Response:
-        try:
-            answered = await answer(request)
-            requests.count("done")
-            return answered
-        except UserError as error:
-            requests.count("refused")
-            return JSONResponse({"error": str(error)}, 400, headers=NEVER_STORE)
-        except Exception:
-            requests.count("failed")
-            LOG.exception("%s %s failed", request.method, request.url.path)
-            return JSONResponse({"error": "something went wrong here; the program's log says what"}, 500)
+def square(image: np.ndarray, across: float, down: float, side: float) -> np.ndarray:
+    """A square of an image by its middle and its side, as shares.
 
-    return answer_or_say
+    >>> square(np.zeros((40, 60, 3), np.uint8), 0.9, 0.1, 0.5).shape
+    (20, 20, 3)
+    """
+    height, width = image.shape[:2]
+    pixels = round(min(max(side, SMALLEST_THING), 1.0) * min(height, width))
+    left = round(min(max(across * width - pixels / 2, 0), width - pixels))
+    top = round(min(max(down * height - pixels / 2, 0), height - pixels))
+    return image[top : top + pixels, left : left + pixels]
+
+
+def device_zip(exports: Path, version: int) -> IO[bytes]:
+    """Everything for a device as a zip, opened; it is gone when it is closed."""
+    with (
+        disk_errors("the zip for a device cannot be written", "make room and try again"),
+        ExitStack() as closed,
+    ):
+        file = closed.enter_context(tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR")))
+        write_bundle(exports, version, file)
+        file.seek(0)
+        closed.pop_all()  # whoever sends it closes it
+        return file
 
 
 def _download(file: IO[bytes], name: str) -> Response:
@@ -300,15 +296,41 @@ async def _body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _model_file(studio: Studio, version: int, file: str) -> Response:
-    """A file of a published version, if the version's own manifest names it."""
-    exports = studio.workspace.layout.exports
-    for manifest in versions(exports):
-        names = {MANIFEST} | {each.file for each in manifest.files}
-        if (
-            manifest.version == version
-            and file in names
-            and (exports / folder_name(version) / file).is_file()
-        ):
-            return FileResponse(exports / folder_name(version) / file, filename=f"v{version}-{file}")
-    return Response("there is no such version or file\n", 404)
+# What Prometheus may ask for ------------------------------------------------------------------------------------------
+
+
+class Metrics(Collector):
+    """What Prometheus is told: asked of the learner and the journal when somebody wants it."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
+
+    def collect(self) -> Iterator[Metric]:
+        own = self._studio.own  # also while the pages show the demonstration
+        journal, status = own.journal, own.live.status()
+        counts, alarms = journal.counts(), own.live.alarms()
+        memory, settings, stream = status["memory"], own.workspace.settings, status["stream"]
+        gauges: list[tuple[str, str, float]] = [
+            ("labels", "labelled samples", counts.labels),
+            ("held_out_labels", "labelled samples that are kept for measuring", counts.held_out),
+            ("classes", "classes", len(own.classes.rows())),
+            ("queue_samples", "samples that wait for a label", counts.queued),
+            ("queue_bytes", "bytes of their images", counts.queued_bytes),
+            ("events", "labels and other actions in the journal", journal.last_seq),
+            ("events_waiting", "those of them that are not learned yet", status["events_waiting"]),
+            ("oldest_waiting_seconds", "how long a label has waited", status["oldest_waiting_seconds"]),
+            ("memory_bytes", "of the replay memory", memory["bytes"]["total"]),
+            ("memory_budget_bytes", "that it may take", memory["budget"]),
+            ("image_bytes", "of stored images", counts.image_bytes),
+            ("image_budget_bytes", "that they may take", settings.disk_bytes),
+            ("disk_free_bytes", "where the workspace is", shutil.disk_usage(own.workspace.path).free),
+            ("source_live", "whether the source shows frames", bool(stream and stream["phase"] == "live")),
+            ("problems", "that were reported and not put away", len(status["problems"])),
+            ("alarms", "alerts: things that need attention now", len(alarms)),
+            ("ready", "as /healthz says, but for the journal", not any(alarm.stops for alarm in alarms)),
+        ]
+        if (accuracy := status["held_out"]["accuracy"]) is not None:
+            gauges.append(("held_out_accuracy", "on held-out samples", accuracy))
+        for name, says, value in gauges:
+            yield GaugeMetricFamily(f"edge_hpcr_{name}", says, value)
+        yield CounterMetricFamily("edge_hpcr_steps", "training steps", status["step"])

@@ -1,4 +1,4 @@
-"""Who may ask this server for anything: the guard that stands before every route, ours and Gradio's.
+"""Who may ask this server for anything, and how much: what stands before every route, ours and Gradio's.
 
 Other sites that a person has open must not reach the learner through their browser, by a form, a script, an image or a
 name that suddenly points here. Other users of this machine need the token that is printed at the start; whoever comes
@@ -7,33 +7,44 @@ from another machine needs a password.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
-import ipaddress
+import logging
+import math
 import os
 import re
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request, cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.guesses import Guesses, TooManyGuesses
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors
-from edge_hpcr.workspace.records import AUTHOR
+
+LOG = logging.getLogger(__name__)
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 ENVIRONMENT = "EDGE_HPCR_AUTH"
 # Neither says more than that the page is ready. Gradio asks itself for the second when it starts, without a password.
 OPEN_PATHS = frozenset({"/healthz", "/gradio_api/startup-events"})
 SHORTEST_PASSWORD = 8
+# That wrong passwords wait for their answer: each twice as long as the one before.
+FIRST_SECONDS, LONGEST_SECONDS = 0.1, 2.0
+FORGOTTEN_SECONDS = 600.0  # without a wrong password
+IMPORT = "/edge/import"
+# Of Gradio's: no tab takes a file, and the second keeps a film in the system's folder, and edits it.
+CLOSED = frozenset({"/gradio_api/upload", "/gradio_api/process_recording"})
+LARGEST_BODY, LARGEST_UPLOAD = 10_000_000, 500_000_000
 COOKIE_SECONDS = 365 * 86_400
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 # Gradio's page begins with inline scripts that differ each time, its components have inline styles, and its HTML
@@ -59,47 +70,33 @@ class Credentials(NamedTuple):
 
 def read_credentials(option: str | None) -> Credentials | None:
     """From `--auth user:file`, or from the environment as user:password; None when neither is given."""
+    if option is None and ENVIRONMENT not in os.environ:
+        return None
+    asked, given = ("--auth", option) if option is not None else (ENVIRONMENT, os.environ[ENVIRONMENT])
+    user, _, password = given.partition(":")
+    if not user or not password:
+        form = (
+            "user:file, where the file's first line is the password"
+            if option is not None
+            else "user:password"
+        )
+        raise UserError(f"{asked}: write it as {form}")
     if option is not None:
-        user, separator, file = option.partition(":")
-        if not separator or not user or not file:
-            raise UserError("--auth: write it as user:file, where the file's first line is the password")
         try:
-            password = Path(file).read_text(encoding="utf-8").partition("\n")[0].strip("\r")
+            password = Path(password).read_text(encoding="utf-8").partition("\n")[0].strip("\r")
         except (OSError, ValueError) as error:
-            raise UserError(f"--auth: the password file {file} cannot be read: {error}") from error
-        return _checked(Credentials(user, password), f"the first line of {file}")
-    if ENVIRONMENT in os.environ:
-        user, separator, password = os.environ[ENVIRONMENT].partition(":")
-        if not separator or not user:
-            raise UserError(f"{ENVIRONMENT}: write it as user:password")
-        return _checked(Credentials(user, password), f"the password in {ENVIRONMENT}")
-    return None
+            raise UserError(f"--auth: the password file cannot be read: {error}") from error
+    if len(password) < SHORTEST_PASSWORD:
+        raise UserError(f"{asked}: the password is too short: give it {SHORTEST_PASSWORD} characters or more")
+    return Credentials(user, password)
 
 
-def _checked(credentials: Credentials, what: str) -> Credentials:
-    if len(credentials.password) < SHORTEST_PASSWORD:
-        raise UserError(f"{what} is too short: a password has at least {SHORTEST_PASSWORD} characters")
-    return credentials
-
-
-def refuse_open_address(
-    host: str, proxy: str | None, credentials: Credentials | None, phone: bool = False
-) -> None:
-    opened = f"--host {host}" if host not in LOCAL else f"--trusted-proxy {proxy}" if proxy else None
-    opened = "--phone" if phone else opened
-    if opened and credentials is None:
+def refuse_open_address(host: str, credentials: Credentials | None, phone: bool = False) -> None:
+    if (phone or host not in LOCAL) and credentials is None:
+        opened = "--phone" if phone else f"--host {host}"
         raise UserError(
             f"{opened} lets other machines in: that needs a password, by --auth user:file or {ENVIRONMENT}=user:password"
         )
-
-
-def check_proxy(address: str) -> None:
-    try:
-        ipaddress.ip_network(address)
-    except ValueError as error:
-        raise UserError(
-            f"--trusted-proxy {address}: write its address, like 127.0.0.1 or 10.0.0.0/24"
-        ) from error
 
 
 def own_token(path: Path) -> str:
@@ -120,8 +117,32 @@ def own_token(path: Path) -> str:
     return token
 
 
+class LoginThrottle:
+    """A right password is let in at once; wrong ones are answered one at a time, each later than the one before.
+
+    While one of them waits, every other password waits behind it, right or wrong. So a thousand at once are no faster
+    than one after the other, from however many addresses they come.
+    """
+
+    def __init__(self) -> None:
+        self._line = asyncio.Lock()
+        self._seconds, self._last_at = 0.0, -math.inf
+
+    async def answer(self, right: bool) -> bool:
+        """Say whether a password is right, late if it is not."""
+        if right and not self._line.locked():
+            return True
+        async with self._line:
+            if not right:
+                before = 0.0 if time.monotonic() - self._last_at > FORGOTTEN_SECONDS else self._seconds
+                self._seconds = min(LONGEST_SECONDS, max(FIRST_SECONDS, 2 * before))
+                self._last_at = time.monotonic()
+                await asyncio.sleep(self._seconds)
+        return right
+
+
 class Guard:
-    """ASGI middleware. With neither credentials nor a token, everybody on this machine is let in."""
+    """ASGI middleware: in come those who have the password, or the token where no password is asked for."""
 
     def __init__(
         self,
@@ -130,11 +151,11 @@ class Guard:
         token: str | None = None,
         port: int = 0,
     ) -> None:
-        self.app, self._credentials, self._token = app, credentials, token
-        self._guesses = Guesses()
+        self.app, self._credentials = app, credentials
+        self._throttle = LoginThrottle()
         self._cookie_name = f"edge-hpcr-{port}"  # a browser sends a host's cookies to all of its ports
-        # Beside a password, it only says that this browser has given the right one before.
-        self._cookie = token or secrets.token_urlsafe(32)
+        # Also the cookie; beside a password, that only says that this browser has given the right one before.
+        self._token = token or secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -142,7 +163,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         cookies = cookie_parser(headers.get("cookie", ""))
-        known = _same(cookies.get(self._cookie_name, ""), self._cookie)
+        known = _same(cookies.get(self._cookie_name, ""), self._token)
         author: str | None = None
         refusal = self._refused_site(scope, headers)
         if refusal is None:
@@ -163,8 +184,7 @@ class Guard:
 
         if refusal is None:
             scope.setdefault("state", {})["author"] = author  # None: a stranger, at an open path
-            AUTHOR.set(author or "nobody")
-            # uvicorn has looked at those of a trusted proxy; Gradio would believe anybody's.
+            # uvicorn has looked at those of a proxy on this machine; Gradio would believe anybody's.
             scope["headers"] = [each for each in scope["headers"] if not each[0].startswith(b"x-forwarded-")]
         await (refusal or self.app)(scope, receive, send_with_headers)
 
@@ -181,8 +201,6 @@ class Guard:
         """Who asks, or what to answer to somebody who may not."""
         if self._credentials is not None:
             return await self._by_password(self._credentials, scope, headers, known)
-        if self._token is None:
-            return AUTHOR.get()
         query = parse_qsl(scope["query_string"].decode("latin1"), keep_blank_values=True)
         if _same(dict(query).get("token", ""), self._token):  # first: the address is not to keep it
             rest = urlencode([each for each in query if each[0] != "token"])
@@ -191,7 +209,7 @@ class Guard:
             return RedirectResponse(clean, 303, {"Set-Cookie": self._set_cookie(scope)})
         kind, _, given = headers.get("authorization", "").partition(" ")
         if known or (kind.lower() == "bearer" and _same(given.strip(), self._token)):
-            return AUTHOR.get()
+            return "local"
         return HTMLResponse(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
     async def _by_password(
@@ -201,21 +219,46 @@ class Guard:
         if header is not None:  # a browser's first request has none, and that is no guess
             given = _read_basic(header)
             right = _same(":".join(given), ":".join(expected))
-            address = scope["client"][0] if scope.get("client") else ""
-            try:
-                if (known and right) or await self._guesses.look_at(header, right, given.user, address):
-                    return expected.user
-            except TooManyGuesses:
-                return PlainTextResponse(
-                    "too many wrong passwords from there: wait a minute\n", 429, {"Retry-After": "60"}
-                )
+            if not right:
+                address = scope["client"][0] if scope.get("client") else ""
+                LOG.warning("a wrong password for user %r from %s", given.user[:40], address)
+            # A browser that has given the right one before does not wait for those who guess.
+            if (known and right) or await self._throttle.answer(right):
+                return expected.user
         challenge = {"WWW-Authenticate": 'Basic realm="Edge HPCR", charset="UTF-8"'}
         return PlainTextResponse("a user's name and password are needed\n", 401, challenge)
 
     def _set_cookie(self, scope: Scope) -> str:
         secure = "; Secure" if scope.get("scheme") in ("https", "wss") else ""
         lasts = f"Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; SameSite=Strict{secure}"
-        return f"{self._cookie_name}={self._cookie}; {lasts}"
+        return f"{self._cookie_name}={self._token}; {lasts}"
+
+
+class BodyLimit:
+    """ASGI middleware: how much a request may send, counted while it is received."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["path"] in CLOSED:
+            await PlainTextResponse("the page does not use this\n", 404)(scope, receive, send)
+            return
+        most = LARGEST_UPLOAD if scope["path"] == IMPORT else LARGEST_BODY
+        left = most
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"more than {most // 1_000_000:,} MB were sent at once: send less")
+            return message
+
+        await self.app(scope, counted, send)
 
 
 def internal_error(request: Request, error: Exception) -> Response:

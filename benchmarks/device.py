@@ -1,42 +1,39 @@
-"""`PYTHONPATH=tests python -m benchmarks.device`: what a device pays in bytes; installs its packages anew."""
-
-from __future__ import annotations
+"""`python -m benchmarks.device`: what a device pays in bytes, and whether frames survive; installs its packages anew."""
 
 import functools
+import json
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
-from device_parts import many_swaps, publish
-from trainer_parts import TOKEN, trainer
+import httpx
 from typer import Argument, Option
 
-from benchmarks.runner import ROOT, Facts, run_parts
+from benchmarks.product import command, free_port, running, set_up, until, write_tiles
+from benchmarks.runner import ROOT, Facts, Out, run_parts
 from edge_hpcr.commands import cli
 
-LARGEST_MEGABYTES, LARGEST_GROWTH, SWAPS = 400.0, 0.05, 1000
-AWAY_SECONDS = 600.0
+LARGEST_MEGABYTES, AWAY_SECONDS = 400.0, 600.0
+TOKEN = "a-token-for-the-benchmark"
 
 commands = cli.new_commands()
 
 
 @commands.command()
 def device(
-    part: Annotated[str, Argument(help="installation, swaps, away or all")] = "all",
+    part: Annotated[str, Argument(help="installation, away or all")] = "all",
     seconds: Annotated[float, Option(metavar="N", help="that the trainer is away")] = AWAY_SECONDS,
-    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/device.json"),
+    out: Out = Path("results/machine/device.json"),
 ) -> int:
-    """The bytes of a device's installation, the memory after a thousand changes of the model, and whether frames for a
-    trainer that is away reach it afterwards.
-    """
-    away = functools.partial(measure_away, seconds=seconds)
-    return run_parts(part, {"installation": measure_installation, "swaps": measure_swaps, "away": away}, out)
+    """The bytes of a device's installation, and whether frames for a trainer that is away reach it afterwards."""
+    parts = {
+        "installation": measure_installation,
+        "away": functools.partial(measure_away, seconds=seconds),
+    }
+    return run_parts(part, parts, out)
 
 
 def measure_installation(folder: Path) -> Facts:
@@ -53,68 +50,56 @@ def measure_installation(folder: Path) -> Facts:
     return {"megabytes": round(megabytes, 1), "passed": megabytes < LARGEST_MEGABYTES}
 
 
-def measure_swaps(folder: Path) -> Facts:
-    publish(folder / "exports", 1)
-    facts = many_swaps(folder / "exports", SWAPS)
-    growth = facts["after"] / facts["before"] - 1
-    return {**facts, "growth": round(growth, 4), "passed": growth < LARGEST_GROWTH}
+def published(folder: Path) -> Path:
+    """A workspace with a small model."""
+    write_tiles(folder / "pictures", 2, 5, 8)
+    settings = {
+        "backbone": "reduced_resnet18",
+        "image_size": 8,
+        "queue_samples": 10_000,
+    }
+    set_up(folder / "workspace", folder / "pictures", **settings)
+    command("export", "--workspace", folder / "workspace", "--force")
+    return folder / "workspace"
 
 
 def measure_away(folder: Path, seconds: float) -> Facts:
-    """A runtime whose trainer is away for so long: frames that it stored, and that the trainer has in the end."""
-    publish(folder / "exports", 1)
-    (folder / "token").write_text(TOKEN)
-    with trainer() as gone:
-        port = gone.server_address[1]
-    options = [
-        *(
-            "--models",
-            folder / "exports",
-            "--source",
-            "workbench",
-            "--http",
-            "0",
-            "--cache",
-            folder / "cache",
-        ),
-        *(
-            "--send-unsure",
-            f"http://127.0.0.1:{port}",
-            "--token",
-            folder / "token",
-            "--device-id",
-            "measured",
-        ),
-        *("--unsure-below", "1", "--cpu", "--threads", "1"),
-    ]
-    command = [sys.executable, "-m", "export.runtime", *map(str, options)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as runtime:
-        try:
-            url = next(
-                match[1] for line in runtime.stderr or () if (match := re.search(rb"is at (\S+)", line))
-            )
-            time.sleep(seconds)
-            stored = _metrics(url.decode())
-            with trainer(port=port) as back:
-                deadline = time.monotonic() + 60 + seconds
-                while _metrics(url.decode())["unsure_waiting"] and time.monotonic() < deadline:
-                    time.sleep(1.0)
-                runtime.send_signal(signal.SIGTERM)
-                runtime.wait(60)
-        finally:
-            runtime.kill()
-    kept, twice = len(back.frames), len(back.asked) - len(set(back.asked))
-    facts = {"seconds_away": seconds, "stored": int(stored["unsure_waiting"]), "reached_the_trainer": kept}
-    facts |= {"sent_twice": twice, "dropped": int(stored["unsure_dropped_total"])}
-    return {**facts, "passed": 0 < facts["stored"] <= kept and not twice and not facts["dropped"]}
-
-
-def _metrics(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}metrics", timeout=20) as reply:
-        text = reply.read().decode()
-    return {
-        name: float(value) for name, value in re.findall(r"(?m)^edge_hpcr_device_(\w+)\{.*\} (\S+)$", text)
+    """A device whose trainer is away for so long: frames that it stored, and that the trainer has in the end."""
+    workspace, token, port, served = published(folder), folder / "token", free_port(), free_port()
+    token.write_text(TOKEN)
+    device = (
+        *("--models", workspace / "exports", "--source", "workbench", "--http", port, "--token", token),
+        *("--cache", folder / "cache", "--send-unsure", f"http://127.0.0.1:{served}"),
+        *("--device-id", "measured", "--unsure-below", "1", "--cpu", "--threads", "1"),
+    )
+    with running("export.runtime", *device, log=folder / "log"):
+        until(lambda: _health(port), "the device")
+        time.sleep(seconds)
+        stored = _health(port)
+        where = ("--workspace", workspace, "--port", served, "--token", token)
+        with running("export", "serve", *where, log=folder / "served"):
+            until(lambda: not _health(port)["unsure_waiting"], "the last frame", 120 + seconds)
+    rows = json.loads(command("edge_hpcr", "samples", workspace, "list", "--json"))
+    came = [row["digest"] for row in rows if row["origin"].startswith("device measured")]
+    facts = {
+        "seconds_away": seconds,
+        "stored": stored["unsure_waiting"],
+        "reached_the_trainer": len(came),
     }
+    facts |= {"twice": len(came) - len(set(came)), "dropped": stored["unsure_dropped"]}
+    return {
+        **facts,
+        "passed": 0 < facts["stored"] <= len(came) and not facts["twice"] and not facts["dropped"],
+    }
+
+
+def _health(port: int) -> Facts:
+    """What a device says of itself; nothing while it starts."""
+    try:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return dict(httpx.get(f"http://127.0.0.1:{port}/healthz", headers=headers, timeout=20).json())
+    except httpx.HTTPError:
+        return {}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +21,15 @@ import numpy as np
 from tqdm import tqdm
 from typer import Option
 
-from benchmarks.runner import QUICK_HELP, Facts, check_writable, circumstances, keep_with_page, table
-from edge_hpcr.bench import pictures as sources
-from edge_hpcr.bench.pictures import Pictures
+from benchmarks.runner import Facts, Out, check_writable, circumstances, keep_with_page, table
+from edge_hpcr.bench import inputs as sources
+from edge_hpcr.bench.inputs import Pictures
 from edge_hpcr.bench.report import Estimate
-from edge_hpcr.bench.teach import calibration_error
 from edge_hpcr.commands import cli
 from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.stream import Frame
 from edge_hpcr.stream.gate import perceptual_hash
-from edge_hpcr.workspace.folder import Taken, Workspace
+from edge_hpcr.workspace.workspace import Workspace
 
 KINDS = ("single pictures", "bursts")
 # Frames of one picture each; they end at the numbers of labels that are asked about.
@@ -50,7 +51,6 @@ class Plan:
     test: int = 30  # pictures of each class, taught or not
 
 
-QUICK = Plan(draws=1, classes=3, novel_classes=2, labels=(3, 10), test=5)
 commands = cli.new_commands()
 
 
@@ -62,13 +62,12 @@ def honesty(
     ] = False,
     draws: Annotated[int, Option(min=1, metavar="N", help="of classes and pictures")] = Plan.draws,
     seed: Annotated[int, Option(min=0, metavar="K", help="of the draws")] = Plan.seed,
-    out: Annotated[Path, Option(metavar="FILE", help="where to keep it")] = Path("results/honesty.json"),
+    out: Out = Path("results/machine/honesty.json"),
     root: cli.DatasetRoot = None,
-    quick: Annotated[bool, Option("--quick", help=QUICK_HELP)] = False,
 ) -> None:
     """How often right answers are called unknown, and how often novel things; how sure wrong answers are."""
     check_writable(out)
-    plan = QUICK if quick else Plan(draws=draws, seed=seed)
+    plan = Plan(draws=draws, seed=seed)
     pictures = sources.of_dataset(dataset, root, validation)
     with circumstances() as machine:
         result = {"pictures": pictures.identity, "plan": asdict(plan), "lives": list(lives(plan, pictures))}
@@ -102,58 +101,69 @@ class Draw:
         self.novel = self._frames(np.concatenate(tested[plan.classes :]))
 
     def _frames(self, chosen: np.ndarray) -> list[np.ndarray]:
-        return [self.burst(number, 1)[0] for number in chosen.tolist()]
+        return [self._burst(number, 1)[0] for number in chosen.tolist()]
 
     def lessons(self, kind: str, place: int, labels: int) -> list[list[np.ndarray]]:
         """So many frames of a class, those together that are labelled by one key press."""
         lengths = BURSTS if kind == "bursts" else [1] * labels
         wanted = int(np.searchsorted(np.cumsum(lengths), labels)) + 1
         numbers = self.shown[place][:wanted]
-        return [self.burst(number, length) for number, length in zip(numbers, lengths, strict=False)]
+        return [self._burst(number, length) for number, length in zip(numbers, lengths, strict=False)]
 
-    def burst(self, number: int, frames: int) -> list[np.ndarray]:
-        """One picture, moved and lit a little differently from frame to frame."""
-        whole = cv2.resize(self._pictures.frame(number), (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
-        room = SIDE - WINDOW
-        corner = self._rng.integers(0, room + 1, 2)
-        found = []
-        for _ in range(frames):
-            light = 1 + self._rng.uniform(-LIGHT, LIGHT)
-            row, column = corner
-            part = whole[row : row + WINDOW, column : column + WINDOW]
-            found.append(np.clip(part * light, 0, 255).astype(np.uint8))
-            corner = np.clip(corner + self._rng.integers(-STEP, STEP + 1, 2), 0, room)
-        return found
+    def _burst(self, number: int, frames: int) -> list[np.ndarray]:
+        return burst(self._pictures.frame(number), frames, self._rng)
+
+
+def burst(picture: np.ndarray, frames: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """One picture, moved and lit a little differently from frame to frame."""
+    whole = cv2.resize(picture, (SIDE, SIDE), interpolation=cv2.INTER_CUBIC)
+    room = SIDE - WINDOW
+    corner = rng.integers(0, room + 1, 2)
+    found = []
+    for _ in range(frames):
+        light = 1 + rng.uniform(-LIGHT, LIGHT)
+        row, column = corner
+        part = whole[row : row + WINDOW, column : column + WINDOW]
+        found.append(np.clip(part * light, 0, 255).astype(np.uint8))
+        corner = np.clip(corner + rng.integers(-STEP, STEP + 1, 2), 0, room)
+    return found
 
 
 def taught(plan: Plan, draw: Draw, kind: str, folder: Path) -> Iterator[Facts]:
-    """The life of one workspace, looked at after so many labels a class."""
+    """The life of one workspace, looked at after so many labels per class."""
+    with learning(folder, plan.classes) as (live, ids):
+        lessons = [draw.lessons(kind, place, max(plan.labels)) for place in range(plan.classes)]
+        done = 0
+        for labels in plan.labels:
+            for class_id, presses in zip(ids, lessons, strict=True):
+                learned = done
+                while learned < labels:
+                    frames = presses.pop(0)
+                    learned += len(frames)
+                    label(live.workspace, frames, class_id)
+            done = labels
+            wait_for_rest(live)
+            yield {"draw": draw.number, "kind": kind, "labels": labels} | facts(live, draw, ids)
+
+
+@contextmanager
+def learning(folder: Path, classes: int, **settings: Any) -> Iterator[tuple[LiveLearner, list[int]]]:
+    """A new workspace that learns, with its classes."""
     with Workspace.open(folder) as workspace:
-        workspace.change_settings(threads=1)
-        ids = [workspace.journal.create_class(f"class {place}") for place in range(plan.classes)]
+        workspace.change_settings(threads=1, **settings)
+        ids = [workspace.journal.create_class(f"class {place}") for place in range(classes)]
         live = LiveLearner(workspace)
         live.hurries = True
         live.start()
         try:
-            lessons = [draw.lessons(kind, place, max(plan.labels)) for place in range(plan.classes)]
-            done = 0
-            for labels in plan.labels:
-                for class_id, presses in zip(ids, lessons, strict=True):
-                    learned = done
-                    while learned < labels:
-                        frames = presses.pop(0)
-                        learned += len(frames)
-                        label(workspace, frames, class_id)
-                done = labels
-                wait_for_rest(live)
-                yield {"draw": draw.number, "kind": kind, "labels": labels} | facts(live, draw, ids)
+            yield live, ids
         finally:
             live.stop()
 
 
 def label(workspace: Workspace, frames: Sequence[np.ndarray], class_id: int) -> None:
     """As one key press does."""
-    taken = [Taken(each, "camera", None, perceptual_hash(each), 0.0) for each in frames]
+    taken = [Frame(each, "camera", hash64=perceptual_hash(each), priority=0.0) for each in frames]
     workspace.journal.label(workspace.take_many(taken), class_id)
 
 
@@ -173,10 +183,8 @@ def facts(live: LiveLearner, draw: Draw, ids: Sequence[int]) -> Facts:
     unknown, unknown_novel = (np.array([answer.unknown for answer in each]) for each in (known, novel))
     return {
         "calibrated_on": live.predictor.calibration.samples,
-        "temperature": live.predictor.calibration.temperature,
         "accuracy": share(right),
         "right_called_unknown": share(unknown[right]),
-        "wrong_called_unknown": share(unknown[~right]),
         "novel_called_unknown": share(unknown_novel),
         "wrong_confidence": share(confidence[~right]),
         "wrong_and_sure": share(confidence[~right] >= SURE),
@@ -184,9 +192,22 @@ def facts(live: LiveLearner, draw: Draw, ids: Sequence[int]) -> Facts:
     }
 
 
+def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
+    """The expected calibration error: the mean distance of confidence from accuracy in bins of equal width.
+
+    >>> round(calibration_error(np.array([0.95, 0.95]), np.array([True, False])), 2)
+    0.45
+    """
+    place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, confidence - right, bins)
+    return float(np.abs(gaps).sum() / len(confidence))
+
+
 def said_of(live: LiveLearner, frames: Sequence[np.ndarray]) -> list[Any]:
     return [
-        answer for start in range(0, len(frames), 10) for answer in live.answer(frames[start : start + 10])
+        answer
+        for start in range(0, len(frames), 10)
+        for answer in live.predictor.of_frames(frames[start : start + 10])
     ]
 
 
@@ -215,7 +236,7 @@ def page_table(result: Facts) -> str:
             rows.append([kind, str(labels), str(len(same)), f"{samples:.0f}", *cells])
     header = [
         "shown",
-        "labels a class",
+        "labels per class",
         "workspaces",
         "calibrated on",
         *(each.replace("_", " ") for each in names),

@@ -7,65 +7,56 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import psutil
 from tabulate import tabulate
 from tqdm import tqdm
+from typer import Option
 
 from edge_hpcr import __version__
+from edge_hpcr.commands.cli import make_writable
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
-CLOCKS = ("wall", "processor")
 Facts = dict[str, Any]
-QUICK_HELP = "too little to trust, to see that it works"
+Clock = Callable[[], float]
+Out = Annotated[Path, Option(metavar="FILE", help="where to keep it")]
 
 # Time -----------------------------------------------------------------------------------------------------------------
 
 
-def seconds(run: Callable[[], Any]) -> tuple[float, float]:
-    """How long a call takes on the wall's clock, and on the processor's."""
-    cpu, wall = time.process_time(), time.perf_counter()
+def seconds(run: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
+    begun = clock()
     run()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return clock() - begun
 
 
 def in_turns(
-    contestants: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    calls: Mapping[str, int],
-    best: Collection[str] = (),
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, calls: int, clock: Clock = time.perf_counter
 ) -> dict[str, np.ndarray]:
-    """Seconds of one call by contestant, [rounds, clocks]: the median of its calls in a round, of those in `best` the least.
+    """Seconds of each call by contestant, [rounds, calls].
 
     They take turns within a round, so that other work on the machine hits all of them alike: take ratios within a round.
     """
     names = list(contestants)
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
     for number in tqdm(range(rounds), "rounds", disable=None, leave=False):
         first = number % len(names)  # so that one does not always find the caches that the same other left
         for name in names[first:] + names[:first]:
             contestants[name]()  # its weights are in the caches again, as where nothing else runs
-            times = [seconds(contestants[name]) for _ in range(calls[name])]
-            found[name].append((np.min if name in best else np.median)(times, axis=0))
+            found[name].append([seconds(contestants[name], clock) for _ in range(calls)])
     return {name: np.array(times) for name, times in found.items()}
 
 
 def quartiles(values: Any) -> dict[str, float]:
     low, middle, high = np.percentile(values, [25, 50, 75])
     return {"median": float(middle), "q1": float(low), "q3": float(high)}
-
-
-def by_clock(values: np.ndarray) -> dict[str, dict[str, float]]:
-    """Quartiles of [rounds, clocks] for each clock."""
-    return {clock: quartiles(values[:, place]) for place, clock in enumerate(CLOCKS)}
 
 
 @contextmanager
@@ -98,16 +89,9 @@ def circumstances() -> Iterator[dict[str, Any]]:
         "versions": {"edge_hpcr": __version__, "python": platform.python_version(), **packages},
         "load_average": {"start": os.getloadavg()},  # other work makes times longer, and ratios less sure
     }
-    stolen = _stolen_seconds()
     yield facts
     facts["load_average"]["end"] = os.getloadavg()
-    facts["stolen_seconds"] = round(_stolen_seconds() - stolen, 2)
     facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _stolen_seconds() -> float:
-    """Seconds since the start that the host gave to other virtual machines; 0 where that is unknown."""
-    return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def described(result: Mapping[str, Any]) -> str:
@@ -115,8 +99,7 @@ def described(result: Mapping[str, Any]) -> str:
     load, versions = result["load_average"], result["versions"]
     return (
         f"{result['hardware']}, torch {versions['torch']}, ONNX Runtime {versions['onnxruntime']}.\n"
-        f"Load average {load['start'][0]:.1f} at the start, {load['end'][0]:.1f} at the end (wall times count only where "
-        f"nothing else ran); other machines on its host took {result['stolen_seconds']:.1f} s of its processors."
+        f"Load average {load['start'][0]:.1f} at the start, {load['end'][0]:.1f} at the end; times count only where nothing else ran."
     )
 
 
@@ -127,14 +110,7 @@ def check_writable(out: Path) -> None:
     """Refuse a file that cannot be written before the measurement, not minutes later."""
     if out.suffix != ".json":
         raise UserError(f"--out {out}: name a .json file")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-        if out.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another file to --out") from None
+    make_writable(out.parent)
 
 
 def run_parts(part: str, measures: Mapping[str, Callable[[Path], Facts]], out: Path) -> int:

@@ -1,96 +1,32 @@
-"""What the browser's tests share: the app on a free port, a real Chromium, and films for its faked camera."""
+"""What the browser's tests share: the app in this process, a real Chromium, and films for its faked camera."""
 
 from __future__ import annotations
 
-import base64
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+from journeys.parts import SHOWN, App, free_port, hold_up, wait_for_picture
+from journeys.parts import wait_for as wait_for
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from process_parts import started
 from sklearn.datasets import load_sample_images
-from workspace_parts import FROM_SCRATCH
+from workspace_parts import FROM_SCRATCH, SMALL
 
 from app.server import Server
-from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.bench.datasets import load
+from edge_hpcr.stream import Frame
+from edge_hpcr.workspace.workspace import Workspace
 
 PASSWORD = "correct horse"  # of the app that the fixture `guarded` starts
 PATIENCE = 40_000  # milliseconds: two busy cores may take long
-expect.set_options(timeout=PATIENCE)
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class App:
-    """`python -m app` as a person starts it, in a process of its own; see `running_alone`."""
-
-    def __init__(self, workspace: Path, process: subprocess.Popen[str], port: int, log: Path) -> None:
-        self.workspace, self.process, self.port, self.log = workspace, process, port, log
-        self.address = f"http://127.0.0.1:{port}"
-
-    @property
-    def token(self) -> str | None:
-        """What lets in, unless a password does."""
-        file = self.workspace / "token"
-        return file.read_text() if file.exists() else None
-
-    @property
-    def link(self) -> str:
-        """As it is printed."""
-        return f"{self.address}/?token={self.token}" if self.token else f"{self.address}/"
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the app ended with {self.process.returncode}: {self.log.read_text()}")
-            try:
-                with urllib.request.urlopen(f"{self.address}/healthz", timeout=5) as answer:
-                    assert answer.status == 200
-                    return
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                time.sleep(0.1)
-        raise AssertionError(f"the app was not ready in time: {self.log.read_text()}")
-
-    def wait_until_open(self) -> None:
-        """Until the link is printed, and somebody answers there."""
-        wait_for(lambda: "Open http" in self.log.read_text(), "the link", 120)
-
-    def kill(self) -> None:
-        """As a power cut would."""
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
-
-    @contextmanager
-    def look(self) -> Iterator[Workspace]:
-        """What is in the workspace, as another process sees it."""
-        with Workspace.open(self.workspace, learning=False) as workspace:
-            yield workspace
-
-
-class OwnServer:
-    """The same app in this process: it starts in a second, since everything has been imported.
+class OwnServer(App):
+    """The app in this process: it starts in a second, since everything has been imported.
 
     A workspace that is not there yet is made with this source, so that there is something to label.
     """
@@ -105,12 +41,28 @@ class OwnServer:
                 # Rehearsal takes a core, of which a test machine has few.
                 fresh.change_settings(**FROM_SCRATCH, idle_steps=20, source=source)
         self.server = Server(workspace, port=self.port, **options)
-        self.address = self.server.start().rstrip("/")
+        self.server.start()
+        self.address = self.server.address.rstrip("/")
 
-    def stop(self) -> None:
-        self.server.stop()
+    @property
+    def token(self) -> str | None:
+        """What lets in, unless a password does."""
+        return self.server.token
 
-    look, token, link = App.look, App.token, App.link
+    @property
+    def link(self) -> str:
+        """As it is printed."""
+        return self.server.link
+
+    @contextmanager
+    def look(self) -> Iterator[Workspace]:
+        """What is in the workspace, as another process sees it."""
+        with Workspace.open(self.workspace, learning=False) as workspace:
+            yield workspace
+
+    def labels(self) -> dict[str, int]:
+        with self.look() as workspace:
+            return {row.name: row.labels for row in workspace.journal.classes()}
 
 
 @contextmanager
@@ -119,48 +71,14 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
     try:
         yield app
     finally:
-        app.stop()
+        app.server.stop()
 
 
 @contextmanager
-def started_app(workspace: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[App]:
-    """`python -m app` from its first moment on; it is not waited for."""
-    port, log = free_port(), workspace.with_suffix(".log")
-    command = ("-m", "app", "--workspace", workspace, "--port", port, *options)
-    with (
-        log.open("a") as written,
-        started(
-            *command, patience=8 * 3600, stdout=written, stderr=written, env=os.environ | (environment or {})
-        ) as process,
-    ):
-        app = App(workspace, process, port, log)
-        yield app
-        app.stop()
-
-
-@contextmanager
-def running_alone(
-    workspace: Path, *options: str, source: str = "", environment: dict[str, str] | None = None
-) -> Iterator[App]:
-    if source:
-        with Workspace.open(workspace) as made:
-            made.change_settings(source=source)
-    with started_app(workspace, *options, environment=environment) as app:
-        app.wait_until_ready()
-        yield app
-
-
-@contextmanager
-def chromium(film: Path | None = None, windows: bool = False, cameras: int = 0) -> Iterator[Browser]:
-    """A real browser; with a film, its camera shows that, and pages may use it without asking, as they may several cameras.
-
-    The same engine comes without windows, too, and loads a page in less time; measurements want what a person has.
-    """
-    shell, whole = ("chromium-headless-shell",), ("chromium", "chromium-browser", "google-chrome")
-    names = (*whole, *shell) if windows else (*shell, *whole)
-    path = next(
-        filter(None, map(shutil.which, names)), None
-    )  # None: Playwright's own, if it has been installed
+def chromium(film: Path | None = None, cameras: int = 0) -> Iterator[Browser]:
+    """A real browser; with a film, its camera shows that, and pages may use it without asking, as they may several cameras."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)  # None: Playwright's own
     arguments = ["--no-sandbox", "--disable-gpu"]
     if film is not None or cameras:
         arguments += [
@@ -177,29 +95,6 @@ def chromium(film: Path | None = None, windows: bool = False, cameras: int = 0) 
             browser.close()
 
 
-def open_page(browser: Browser, app: App | OwnServer, tab: str = "Teach", **options: object) -> Page:
-    """The app's page with one of its tabs open; an error in a script fails the test at its end."""
-    context = browser.new_context(viewport={"width": 1200, "height": 850}, **options)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    page.goto(app.link)
-    expect(page.locator("#strip")).to_contain_text("label")
-    go_to(page, tab)
-    return page
-
-
-def go_to(page: Page, tab: str) -> None:
-    expect(
-        page.get_by_role("tab").filter(visible=True).first
-    ).to_be_visible()  # after a reload it takes a moment
-    shown = page.get_by_role("tab").filter(has_text=tab).filter(visible=True)
-    if shown.count():
-        shown.first.click()
-    else:  # on a phone the last tabs are behind a menu
-        page.get_by_role("button", name="More tabs").click()
-        page.locator(".overflow-dropdown button", has_text=tab).click()
-
-
 # Gradio fills a tab after it has been shown: until nothing has changed for a while, but no longer than the app's own polling may take.
 STILL = """
 async () => {
@@ -207,7 +102,7 @@ async () => {
   let changed = begun;
   const watching = new MutationObserver(() => { changed = performance.now(); });
   watching.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
-  while (performance.now() - changed < 400 && performance.now() - begun < 3000) await new Promise((then) => setTimeout(then, 50));
+  while (performance.now() - changed < 400 && performance.now() - begun < 1500) await new Promise((then) => setTimeout(then, 50));
   watching.disconnect();
 }
 """
@@ -219,38 +114,15 @@ def wait_until_filled(page: Page, content: str) -> None:
     page.evaluate(STILL)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)
-
-
 def photos() -> dict[str, np.ndarray]:
     """Two real photographs that scikit-learn brings along, RGB."""
     china, flower = load_sample_images().images
     return {"temple": china, "flower": flower}
 
 
-# In the place of the browser's camera a picture that a test draws; everything behind it is the page's own.
-DRAWN_CAMERA = """
-const canvas = Object.assign(document.createElement("canvas"), { width: 640, height: 480 });
-window.showPicture = async (url) => {
-  const picture = Object.assign(new Image(), { src: url });
-  await picture.decode();
-  window.drawPicture = () => canvas.getContext("2d").drawImage(picture, 0, 0, 640, 480);
-  window.drawPicture();
-  await new Promise((done) => setTimeout(done, 250)); // until the video shows it, and not the picture before
-};
-setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture stands still
-navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
-"""
-
-
 def show_picture(page: Page, image: np.ndarray) -> None:
-    """Hold an RGB picture before a camera that `DRAWN_CAMERA` has replaced."""
-    data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
-    page.evaluate("showPicture", f"data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode()}")
+    """Hold an RGB picture before the drawn camera of `journeys.parts.open_page`."""
+    hold_up(page, np.ascontiguousarray(image[..., ::-1]))
 
 
 def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:
@@ -264,3 +136,64 @@ def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:
             view = cv2.resize(image[top : top + 340, left : left + 540], (320, 240))
             file.write(cv2.imencode(".jpg", cv2.cvtColor(view, cv2.COLOR_RGB2BGR))[1].tobytes())
     return path
+
+
+# What pages of several tests show and do ------------------------------------------------------------------------------
+
+# The tabs, and what is to be seen there once they have been filled with what `taught` has taught.
+FILLED = {
+    "Teach": ".class-card",
+    "Review": "#review-grid .review-cell",
+    "Accuracy": "#accuracy-confusion td.right",
+    "Memory": "#memory-facts :text('MB')",
+    "Classes": "#classes-table tbody tr",
+    "Models": "#models-publish",
+    "Benchmarks": "#benchmarks-start",
+    "Settings": "#settings-save",
+}
+
+
+@contextmanager
+def taught(path: Path) -> Iterator[OwnServer]:
+    """Three kinds of digits, twelve of each with a label, and nine in the queue."""
+    with Workspace.open(path) as workspace:
+        # A camera that nobody has: no new frames disturb the counts.
+        workspace.change_settings(source="browser", **SMALL)
+    with running(path) as app:
+        studio = app.server.studio
+        digits = load("digits")
+        for digit, name in enumerate(("zero", "one", "two")):
+            images = digits.train_images[digits.train_labels == digit][:15]
+            ids = studio.workspace.take_many(
+                # Hashes that are far apart: look-alikes of what was learned would not be held out.
+                [
+                    # What has a priority was picked from the queue, and does not measure.
+                    Frame(image, "test", hash64=i * 0x9E3779B97F4A7C15 % 2**64, priority=0.5 * (i >= 12))
+                    for i, image in enumerate(images)
+                ]
+            )
+            class_id = studio.journal.create_class(name)
+            studio.journal.label_each((sample_id, class_id) for sample_id in ids[:12])
+        assert studio.live.wait_until_caught_up(120)
+        yield app
+
+
+def make_class(page: Page, name: str) -> None:
+    """Of a frame that has no label yet."""
+    next_frame(page)
+    page.keyboard.press("n")
+    page.locator("#new-class-name").fill(name)
+    page.keyboard.press("Enter")
+    expect(page.locator("#message")).to_contain_text(f"{name} saved")
+    expect(page.locator("#new-class")).to_be_hidden()
+
+
+def next_frame(page: Page) -> None:
+    wait_for_picture(page, page.evaluate(SHOWN))
+
+
+def use_camera(page: Page) -> None:
+    if not page.locator("#source-browser").is_visible():
+        page.click("#source-change")
+    page.click("#source-browser")
+    expect(page.locator("#preview")).to_be_visible()

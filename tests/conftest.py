@@ -2,15 +2,24 @@
 
 import os
 import signal
+import tempfile
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from edge_hpcr.bench.datasets import Dataset, load
+from edge_hpcr.common.files import cache_folder, weights_file
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
+
+# Tests run without fetched weights, so that they are the same with and without: TinyViT's own name the fixture `fetched`.
+# Processes of xdist and of tests inherit both names.
+FETCHED = os.environ.setdefault("EDGE_HPCR_TEST_FETCHED", str(cache_folder()))
+os.environ["EDGE_HPCR_CACHE"] = str(Path(tempfile.gettempdir(), "edge-hpcr-tests"))
 
 
 def pytest_collection_modifyitems(items):
@@ -29,9 +38,31 @@ def few_threads():
     torch.set_num_threads(int(os.environ.get("EDGE_HPCR_TEST_THREADS", "1")))
 
 
+@pytest.fixture
+def fetched(monkeypatch) -> Path:
+    """The weights of TinyViT, where `weights get` has put them on this machine; what is made of them is the tests' own."""
+    if not Path(FETCHED, "weights", "tiny_vit_5m.safetensors").is_file():
+        pytest.skip("no source has answered `weights get tiny_vit_5m` here")
+    cache = Path(os.environ["EDGE_HPCR_CACHE"], "fetched")
+    cache.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (cache / "weights").symlink_to(Path(FETCHED, "weights"))
+    monkeypatch.setenv("EDGE_HPCR_CACHE", str(cache))
+    return weights_file("tiny_vit_5m")
+
+
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load("digits")
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """A new one, where this process learns."""
+    from edge_hpcr.workspace.workspace import Workspace  # most tests need none
+
+    with Workspace.open(tmp_path / "w") as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -64,6 +95,15 @@ def own_signals():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def exports(tmp_path) -> Path:
+    """Version 1 of a tiny model, published."""
+    from device_parts import publish  # most tests need no model
+
+    publish(tmp_path / "exports", 1)
+    return tmp_path / "exports"
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,29 @@
 """What the tests of the device share: tiny real ONNX models with everything that a published one carries."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from process_parts import ROOT, answering, started
 
 from export.device.manifest import Latest
+from export.device.model import Classifier
 
 SIZE = 16
+LOAD = partial(Classifier.load, providers="cpu", threads=1)
 # The mean colour of a frame is its feature, and a class is a colour: what the model must say of a frame is plain.
 COLOURS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "white": (1, 1, 1)}
 NAMES = tuple(COLOURS)
@@ -24,68 +34,39 @@ def frame_of(name: str, height: int = 48, width: int = 64) -> np.ndarray:
     return np.full((height, width, 3), [200 * part for part in COLOURS.get(name, (0, 0, 0))], np.uint8)
 
 
-def classes_of(names: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [{"id": 10 + place, "name": name, "colour": "#1f77b4"} for place, name in enumerate(names)]
+def tiny_model(version: int = 1, scale: float = 0.2) -> ModelProto:
+    """uint8 image -> mean colour -> cosine to each class's colour -> softmax; a negative `scale` turns answers round.
 
-
-def metadata_of(version: int = 1, names: tuple[str, ...] = NAMES, size: int = SIZE) -> dict[str, str]:
-    return {
-        "format": "1",
-        "version": str(version),
-        "step": str(100 * version),
-        "classes": json.dumps(classes_of(names)),
-        "image": json.dumps({"height": size, "width": size, "resize": "centre-square-area"}),
-        "unknown_below": "0.5",
-        "temperature": "1.5",
-        "accuracy": json.dumps({"held_out": 0.9, "samples": 48}),
-        "feature_size": "3",
-        "created": "2026-11-16T06:00:00Z",
-        "edge_hpcr": "0.1.0",
-        "proxies": base64.b64encode(_proxies(names).astype("<f2").tobytes()).decode(),
-    }
-
-
-def _proxies(names: tuple[str, ...]) -> np.ndarray:
-    colours = np.array([COLOURS.get(name, (1, 2, 3)) for name in names], np.float32)
-    return colours / np.linalg.norm(colours, axis=1, keepdims=True)
-
-
-def tiny_model(
-    version: int = 1,
-    names: tuple[str, ...] = NAMES,
-    size: int = SIZE,
-    metadata: dict[str, str] | None = None,
-    scale: float = 0.2,
-) -> ModelProto:
-    """uint8 image -> mean colour -> cosine to each class's colour -> softmax; a negative `scale` turns answers round."""
+    Of format 1: it leaves the similarity to the device.
+    """
+    colours = np.array([*COLOURS.values()], np.float32)
+    proxies = colours / np.linalg.norm(colours, axis=1, keepdims=True)
     nodes = [
         helper.make_node("Cast", ["image"], ["numbers"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["numbers", "axes"], ["feature"], keepdims=0),
         helper.make_node("MatMul", ["feature", "weights"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
     ]
-    weights = (_proxies(names).T * scale).astype(np.float32)
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", size, size, 3])],
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", SIZE, SIZE, 3])],
         [
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", len(names)]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", len(NAMES)]),
             helper.make_tensor_value_info("feature", TensorProto.FLOAT, ["N", 3]),
         ],
         [
-            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(proxies.T * scale, "weights"),
             numpy_helper.from_array(np.array([1, 2], np.int64), "axes"),
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    helper.set_model_props(model, metadata_of(version, names, size) if metadata is None else metadata)
+    kept = base64.b64encode(proxies.astype("<f2").tobytes()).decode()
+    helper.set_model_props(model, {"version": str(version), "proxies": kept})
     return model
 
 
-def manifest_of(
-    data: bytes, version: int = 1, names: tuple[str, ...] = NAMES, size: int = SIZE
-) -> dict[str, Any]:
+def manifest_of(data: bytes, version: int = 1) -> dict[str, Any]:
     return {
         "format": 1,
         "version": version,
@@ -94,34 +75,24 @@ def manifest_of(
         "file": "model.onnx",
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
-        "image": {"height": size, "width": size, "resize": "centre-square-area"},
-        "classes": classes_of(names),
+        "image": {"height": SIZE, "width": SIZE, "resize": "centre-square-area"},
+        "classes": [
+            {"id": 10 + place, "name": name, "colour": "#1f77b4"} for place, name in enumerate(NAMES)
+        ],
         "unknown_below": 0.5,
-        "temperature": 1.5,
         "feature_size": 3,
         "accuracy": {"held_out": 0.9, "samples": 48},
-        "parity": {
-            "images": 64,
-            "max_score_difference": 1e-7,
-            "max_feature_difference": 1e-6,
-            "same_answer": 64,
-        },
         "variants": {"int8": {"kept": False, "reason": "0.9 times as fast as the plain model"}},
         "versions": {"edge_hpcr": "0.1.0"},
     }
 
 
 def publish(
-    exports: Path,
-    version: int,
-    data: bytes | None = None,
-    manifest: dict[str, Any] | None = None,
-    **options: Any,
+    exports: Path, version: int, data: bytes | None = None, manifest: dict[str, Any] | None = None
 ) -> Path:
-    """Write a version as the trainer does and name it in latest.json; keywords as of `tiny_model`."""
-    data = tiny_model(version, **options).SerializeToString() if data is None else data
-    names, size = options.get("names", NAMES), options.get("size", SIZE)
-    facts = manifest_of(data, version, names, size) if manifest is None else manifest
+    """Write a version as the trainer does and name it in latest.json."""
+    data = tiny_model(version).SerializeToString() if data is None else data
+    facts = manifest_of(data, version) if manifest is None else manifest
     exports.mkdir(exist_ok=True)
     folder = exports / f"v{version:06d}"
     writing = exports / f".writing-{version}"
@@ -140,54 +111,86 @@ def point_at(exports: Path, version: int, manifest: bytes) -> None:
     (exports / ".latest").replace(exports / "latest.json")
 
 
-MANY_SWAPS = """
-import json, sys, threading
-from pathlib import Path
-import numpy as np, psutil
-from export.device.hot_swap import HotSwap
-from export.device.model_source import Loading, LocalModels
+# A device as a process -----------------------------------------------------------------------------------------------
 
-exports, swaps = Path(sys.argv[1]), int(sys.argv[2])
-texts = [(exports / f"latest{n}").read_bytes() for n in (1, 2)]
-swap = HotSwap(LocalModels(exports), Loading("cpu", 1), lambda text: None)
-swap.first()
-frame = np.zeros((480, 640, 3), np.uint8)
-stop = threading.Event()
-
-def classify():
-    while not stop.wait(0.005):
-        classifier = swap.classifier
-        images = classifier.prepare([frame])
-        classifier.predict_prepared(images)
-        swap.remember(images[0])
-
-thread = threading.Thread(target=classify)
-thread.start()
-resident = []
-for number in range(20 + swaps):
-    (exports / "next").write_bytes(texts[1 - number % 2])
-    (exports / "next").replace(exports / "latest.json")
-    assert swap.look()
-    resident.append(psutil.Process().memory_info().rss)
-stop.set()
-thread.join()
-print(json.dumps({"swaps": swap.swaps, "before": resident[19], "after": resident[-1]}))
-"""
+# Named, so that no test leaves a name in the cache of whoever runs it.
+USUAL = ("--cpu", "--threads", "1", "--device-id", "test")
 
 
-def many_swaps(exports: Path, swaps: int) -> dict[str, int]:
-    """Swaps between a first and a second version while frames are classified; resident bytes after 20 and at the end."""
-    publish(exports, 2)
-    (exports / "latest2").write_bytes((exports / "latest.json").read_bytes())
-    point_at(exports, 1, (exports / "v000001" / "manifest.json").read_bytes())
-    (exports / "latest1").write_bytes((exports / "latest.json").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-c", MANY_SWAPS, str(exports), str(swaps)],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.returncode == 0, done.stderr
-    facts: dict[str, int] = json.loads(done.stdout)
-    return facts
+def png(name: str) -> bytes:
+    return cv2.imencode(".png", cv2.cvtColor(frame_of(name), cv2.COLOR_RGB2BGR))[1].tobytes()
+
+
+def add(folder: Path, file: str, name: str) -> None:
+    (folder / ".writing").write_bytes(png(name))
+    (folder / ".writing").replace(folder / file)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "export.runtime", *USUAL, *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def running_device(*arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return started(*command(*arguments)[1:])
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+# A server of files ----------------------------------------------------------------------------------------------------
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def file_server(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers every GET with this function, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            answer(self)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def handle_error(self, request, client_address) -> None:
+            """The client hangs up; that is what these tests are about."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    with answering(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+
+
+def send(
+    handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, length: int | None = None, **headers
+) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def files_of(exports: Path) -> Answer:
+    """What any static file server does, without ETag or ranges."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        path = exports / handler.path[1:]
+        send(handler, path.read_bytes() if path.is_file() else b"", 200 if path.is_file() else 404)
+
+    return answer

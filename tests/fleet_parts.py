@@ -5,27 +5,28 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import cv2
 import numpy as np
-from process_parts import answering
 from workspace_parts import SMALL
 
-from edge_hpcr.workspace.folder import Workspace
-from export.publish.serve import ExportsServer, make_server
-from export.publish.tokens import Tokens
+from edge_hpcr.workspace.workspace import Workspace
+from export.publish.serve import ModelServer
 
 TOKEN = "a-token-of-good-length"
 
 
 @contextmanager
-def running(workspace: Path, tokens: Path | str | None = TOKEN) -> Iterator[ExportsServer]:
-    """With a file of tokens, one token, or none."""
-    server = make_server(
-        workspace, "127.0.0.1", 0, Tokens.read(tokens) if isinstance(tokens, Path) else tokens
-    )
-    with answering(server):
-        yield server
+def running(workspace: Path, token: str | None = TOKEN) -> Iterator[ModelServer]:
+    server = ModelServer(workspace, "127.0.0.1", 0, token)
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        yield server  # its socket listens already: who asks now waits until it runs
+    finally:
+        server.stop()
+        thread.join()
 
 
 def make_workspace(path: Path, **settings: object) -> Path:
@@ -35,7 +36,7 @@ def make_workspace(path: Path, **settings: object) -> Path:
 
 
 def ask(
-    server: ExportsServer | int,
+    server: ModelServer | int,
     path: str,
     method: str = "GET",
     data: bytes | None = None,
@@ -43,7 +44,7 @@ def ask(
     **headers: str,
 ) -> tuple[http.client.HTTPResponse, bytes]:
     """One request over a connection of its own; `server` may be a port."""
-    port = server if isinstance(server, int) else server.server_address[1]
+    port = server if isinstance(server, int) else server.port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if token is not None:
@@ -60,15 +61,11 @@ def report_of(device: str, **changes: object) -> bytes:
     facts = {
         "device": device,
         "version": 1,
-        "since": 1000.0,
-        "started": 990.0,
-        "now": 1060.0,
         "frames": 200,
         "unknown": 10,
         "unsure_waiting": 3,
         "unsure_dropped": 0,
         "problem": None,
-        "software": "edge_hpcr 1",
     }
     return json.dumps({**facts, **changes}).encode()
 
@@ -80,6 +77,6 @@ def picture(seed: int = 0, side: int = 48, kind: str = ".jpg") -> bytes:
     return data.tobytes()
 
 
-def send_frame(server: ExportsServer, device: str, frame: object, data: bytes, **headers: str):
-    sent = {"Content_Type": "image/jpeg", "Reason": "unknown", "Captured_At": "12.5", **headers}
+def send_frame(server: ModelServer, device: str, frame: object, data: bytes, **headers: str):
+    sent = {"Content_Type": "image/jpeg", "Reason": "unknown", **headers}
     return ask(server, f"/devices/{device}/frames/{frame}", "POST", data, **sent)

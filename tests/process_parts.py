@@ -1,6 +1,7 @@
 """Processes and servers that a test starts and talks to."""
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PIPE = subprocess.PIPE
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @contextmanager

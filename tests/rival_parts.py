@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import Learner, LearnerConfig, StepReport
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.learner.methods import Batch, Records
+from edge_hpcr.learner.methods import Batch, Method, Records
 
 SHADES = {0: (200, 40, 40), 1: (40, 200, 40), 2: (40, 40, 200), 3: (200, 200, 40)}
 
@@ -46,7 +48,6 @@ def batch_of(
         inputs=torch.rand(rows, 3, 8, 8, generator=generator),
         logits=3 * normal(rows, classes),
         features=features,
-        sketches=features,
         labels=torch.tensor([*incoming, *replayed]),
         incoming_rows=len(incoming),
         distinct_samples=rows // views,
@@ -64,3 +65,19 @@ def batch_of(
 def cross_entropy(logits: Sequence[float], label: int, classes: Iterable[int]) -> float:
     """Of one row, over these classes."""
     return -math.log(math.exp(logits[label]) / sum(math.exp(logits[c]) for c in classes))
+
+
+def loss_of(name: str, batch: Batch, **options: Any) -> float:
+    return methods.create(name, options).loss(batch).item()
+
+
+def recorded(method: Method) -> list[tuple[Batch, Tensor]]:
+    """The batches whose loss is computed from now on, with the losses."""
+    seen, own = [], method.loss
+
+    def spy(batch: Batch) -> Tensor:
+        seen.append((batch, own(batch)))
+        return seen[-1][1]
+
+    method.loss = spy
+    return seen

@@ -1,4 +1,5 @@
-"""Photographs of every tab, light and dark, on a desktop and on a phone: `make screenshots`. With --film, the film of the README.
+"""The photographs that the docs show: `make screenshots`. With --out, of every tab, light and dark, on a phone, a desktop and
+a wide screen, to look at. With --film, the film of the README.
 
 The workspace is taught with the demonstration first, so that every tab has something to show. In the film three parts of the
 workbench are held before the camera, named, and recognised in poses that were never shown.
@@ -9,16 +10,21 @@ import io
 import tempfile
 from pathlib import Path
 
-from browser_parts import DRAWN_CAMERA, chromium, go_to, running, show_picture, wait_for
+from browser_parts import FILLED, chromium, running, show_picture, wait_until_filled
+from journeys.parts import DRAWN_CAMERA, go_to, wait_for
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from edge_hpcr.stream.workbench import STAY, Film
-from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.settings import Settings
+from edge_hpcr.workspace.workspace import Workspace
 
 TABS = ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings")
-SCREENS = {"desktop": {"width": 1280, "height": 860}, "phone": {"width": 390, "height": 844}}
+SCREENS = {
+    "desktop": {"width": 1280, "height": 860},
+    "phone": {"width": 390, "height": 844},
+    "wide": {"width": 1920, "height": 1080},
+}
+DOCS, SHOWN = Path("docs/screenshots"), ("accuracy-desktop-light", "teach-phone-dark")
 LABELS_SHOWN = 150
 FILM_SCREEN, FILM_WIDTH, FILM_QUALITY, LARGEST_FILM = {"width": 1120, "height": 700}, 900, 60, 3_000_000
 LEARNED, NEVER_SHOWN = (8, 20, 32), (14, 26)  # moments of a part's stay on the bench
@@ -26,7 +32,7 @@ LEARNED, NEVER_SHOWN = (8, 20, 32), (14, 26)  # moments of a part's stay on the 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
+    parser.add_argument("--out", type=Path, default=DOCS)
     parser.add_argument("--film", type=Path, metavar="FILE.webp", help="make the film instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -38,40 +44,38 @@ def main() -> None:
 
 
 def photograph(workspace: Path, out: Path) -> None:
-    with Workspace.open(workspace):
-        Settings(gate_per_second=1.0).save(workspace / "settings.json")
+    with Workspace.open(workspace) as made:
+        made.change_settings(gate_per_second=1.0)
     with running(workspace) as app, chromium() as browser:
         studio = app.server.studio
-        page = browser.new_page(viewport=SCREENS["desktop"])
-        page.goto(app.link)
-        for screen, size in SCREENS.items():
-            for theme in ("light", "dark"):
-                page.set_viewport_size(size)
-                page.goto(f"{app.address}/?__theme={theme}")
-                expect(page.locator("#choices")).to_be_visible()
-                page.screenshot(path=out / f"begin-{screen}-{theme}.png", full_page=True)
-        page.close()
+
+        def shoot(tabs: dict[str, str]) -> None:
+            """These tabs, by their names in the photographs' names."""
+            for screen, size in SCREENS.items():
+                for theme in ("light", "dark"):
+                    wanted = {tab: f"{name}-{screen}-{theme}" for tab, name in tabs.items()}
+                    wanted = {tab: name for tab, name in wanted.items() if out != DOCS or name in SHOWN}
+                    if not wanted:
+                        continue
+                    page = browser.new_page(viewport=size)
+                    page.goto(app.link)
+                    page.goto(f"{app.address}/?__theme={theme}")
+                    expect(page.locator("#strip")).to_contain_text("label")
+                    for tab, name in wanted.items():
+                        go_to(page, tab)
+                        wait_until_filled(page, "#screen" if tab == "Teach" else FILLED[tab])
+                        # A bar that stays at the bottom of the window would lie across a longer picture.
+                        page.screenshot(path=out / f"{name}.png", full_page=tab not in ("Teach", "Review"))
+                    page.close()
+
+        shoot({"Teach": "begin"})
         studio.feeder.choose("workbench", "folders")  # learns the demonstration's own labels, two a second
         while studio.state()["labels"] < LABELS_SHOWN:
             studio.live.wait_until_caught_up(1.0)
         studio.feeder.choose("workbench")
         wait_for(lambda: studio.verdict().number, "the verdict", 600)
-        for screen, size in SCREENS.items():
-            for theme in ("light", "dark"):
-                page = browser.new_page(viewport=size)
-                page.goto(app.link)
-                page.goto(f"{app.address}/?__theme={theme}")
-                expect(page.locator("#strip")).to_contain_text("label")
-                for tab in TABS:
-                    show(page, tab)
-                    page.screenshot(path=out / f"{tab.lower()}-{screen}-{theme}.png", full_page=True)
-                page.close()
-    print(f"{len(SCREENS) * 2 * (1 + len(TABS))} screenshots in {out}")
-
-
-def show(page: Page, tab: str) -> None:
-    go_to(page, tab)
-    page.wait_for_timeout(3000)
+        shoot({tab: tab.lower() for tab in TABS})
+    print(f"the photographs are in {out}")
 
 
 class Recorder:

@@ -4,32 +4,25 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 import zipfile
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from process_parts import started
-from workspace_parts import SMALL, write_checkpoint
+from workspace_parts import SMALL, label, write_checkpoint
 
 from edge_hpcr.commands.cli import main
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
-from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.backup import INDEX, back_up, restore
-from edge_hpcr.workspace.folder import Taken, Workspace
-from edge_hpcr.workspace.verify import verify_workspace
-
-RNG = np.random.default_rng(0)
-
-
-def label(workspace: Workspace, count: int) -> list[int]:
-    images = RNG.integers(0, 256, (count, 8, 8, 3), np.uint8)
-    ids = workspace.take_many([Taken(image, "camera 0") for image in images])
-    workspace.journal.label_each((i, workspace.journal.class_named("mug")) for i in ids)
-    return ids
+from edge_hpcr.workspace.recover import verify_workspace
+from edge_hpcr.workspace.transfer import LEFT_SECONDS, UNFINISHED
+from edge_hpcr.workspace.workspace import Workspace
 
 
 def publish(path: Path, version: int) -> None:
@@ -66,7 +59,7 @@ def files(path: Path, *without: str) -> dict[str, bytes]:
 
 
 def whole(path: Path) -> bool:
-    return not [problem for problem in verify_workspace(path) if problem.serious]
+    return not verify_workspace(path)
 
 
 def test_a_restored_workspace_holds_all_that_the_first_one_held(path, tmp_path, capsys):
@@ -84,20 +77,6 @@ def test_a_restored_workspace_holds_all_that_the_first_one_held(path, tmp_path, 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["b.zip", "copy", "w"], "nothing else is left"
 
 
-def test_nobody_else_can_read_the_journal_while_it_is_copied(path, tmp_path):
-    modes = set()
-    before = os.umask(0o022)  # which an open workspace has narrowed
-    try:
-        back_up(path, tmp_path / "b.zip", lambda *_: modes.update(_modes(tmp_path)))
-    finally:
-        os.umask(before)
-    assert modes == {0o600}
-
-
-def _modes(folder: Path) -> set[int]:
-    return {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()}
-
-
 def test_an_image_that_is_missing_in_the_workspace_is_said_and_the_rest_is_copied(path, tmp_path, capsys):
     (path / "images" / "05" / "000005.png").unlink()
     (path / "images" / "06" / "000006.png").write_bytes(b"damaged")
@@ -107,23 +86,36 @@ def test_an_image_that_is_missing_in_the_workspace_is_said_and_the_rest_is_copie
     assert len(list((tmp_path / "copy" / "images").glob("*/*.png"))) == 10
 
 
+def test_a_workspace_whose_only_checkpoint_is_damaged_is_copied_without_it(path, tmp_path):
+    shutil.rmtree(path / "checkpoints" / "step-000000002")
+    (path / "checkpoints" / "step-000000001" / "memory.safetensors").write_bytes(b"damaged")
+    held = back_up(path, tmp_path / "b.zip")
+    assert (held.checkpoint, held.labels) == (None, 12)
+    assert restore(tmp_path / "b.zip", tmp_path / "copy") == held and whole(tmp_path / "copy")
+
+
+def test_files_that_no_workspace_has_are_left_out_and_the_rest_is_restored(path, tmp_path):
+    for name in ("12:30.json", ".DS_Store"):
+        (path / "benchmarks" / "run" / name).write_text("{}")
+    held = back_up(path, tmp_path / "b.zip")
+    assert restore(tmp_path / "b.zip", tmp_path / "copy") == held
+    assert [each.name for each in (tmp_path / "copy" / "benchmarks" / "run").iterdir()] == ["result.json"]
+
+
 # While it learns --------------------------------------------------------------------------------------------------
 
 LEARN = """
 import sys
-import numpy as np
-from edge_hpcr.workspace.folder import Taken, Workspace
-sys.path.insert(0, "tests")
-from workspace_parts import write_checkpoint
 from edge_hpcr.learner import checkpoint
+from edge_hpcr.workspace.workspace import Workspace
+sys.path.insert(0, "tests")
+from workspace_parts import take, write_checkpoint
 workspace = Workspace.open(sys.argv[1])
 journal = workspace.journal
 journal._db.execute("PRAGMA synchronous = OFF")  # quicker: much happens while somebody copies
 mug = journal.class_named("mug")
-rng = np.random.default_rng(0)
 for number in range(1_000_000):
-    images = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
-    ids = workspace.take_many([Taken(image, "camera 0") for image in images])
+    ids = take(workspace, 5)
     journal.label_each((i, mug) for i in ids[:2])
     workspace.drop_queued(ids[2:])
     if number % 5 == 0:  # as a learner saves itself, and then makes room
@@ -154,69 +146,50 @@ def test_what_is_copied_while_much_changes_is_of_one_moment(tmp_path):
         assert process.poll() is None, process.stderr.read()
 
 
-@pytest.mark.slow
-def test_a_backup_of_a_real_learner_goes_on_where_it_was(tmp_path):
-    options = ["--source", "digits", "--labels", "folders", "--fps", "30"]  # it never ends
-    settings = {**SMALL, "checkpoint_steps": 5, "threads": 1, "memory_bytes": 100_000, "idle_steps": 0}
-    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    with started("-m", "edge_hpcr", "learn", "--workspace", tmp_path / "w", *options, *sets) as process:
-        while not list((tmp_path / "w" / "checkpoints").glob("step-*-event-*[0-9]")):
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        for number in range(3):
-            back_up(tmp_path / "w", tmp_path / f"{number}.zip")
-        assert process.poll() is None, "it was still labelling"
-    held = restore(tmp_path / "2.zip", tmp_path / "copy")
-    assert held.labels > 0 and held.missing == 0 and held.checkpoint is not None
-    assert whole(tmp_path / "copy")
-    with Workspace.open(tmp_path / "copy") as workspace:
-        assert workspace.report == []
-        live = LiveLearner(workspace)
-        assert live.learner.step > 0, "it starts from the checkpoint"
-        live.start()
-        assert live.wait_until_caught_up(60), live.problems
-        live.stop()
-        assert live.follower.applied == held.events
-
-
 # What is refused --------------------------------------------------------------------------------------------------
 
 
 def test_where_something_is_already_nothing_is_written(path, tmp_path):
     (tmp_path / "there.zip").write_bytes(b"mine")
-    with pytest.raises(UserError, match="exists already: name a new file"):
+    with pytest.raises(UserError):
         back_up(path, tmp_path / "there.zip")
-    with pytest.raises(UserError, match="lies in the workspace itself"):
+    with pytest.raises(UserError):
         back_up(path, path / "b.zip")
-    with pytest.raises(UserError, match="no workspace at"):
+    with pytest.raises(UserError):
         back_up(tmp_path / "nowhere", tmp_path / "b.zip")
     back_up(path, tmp_path / "b.zip")
-    with pytest.raises(UserError, match="exists already: name a new or empty folder"):
+    with pytest.raises(UserError):
         restore(tmp_path / "b.zip", path)
     (tmp_path / "empty").mkdir()
     assert restore(tmp_path / "b.zip", tmp_path / "empty").labels == 12
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_backup_that_was_cut_short_or_changed_is_refused_and_leaves_nothing(path, tmp_path, share):
-    back_up(path, tmp_path / "b.zip")
-    content = bytearray((tmp_path / "b.zip").read_bytes())
-    place = int(len(content) * share)
-    (tmp_path / "short.zip").write_bytes(content[:place])
-    content[place] ^= 0xFF
-    (tmp_path / "changed.zip").write_bytes(content)
-    with pytest.raises(UserError, match="no whole backup"):
-        restore(tmp_path / "short.zip", tmp_path / "copy")
-    try:
-        restore(tmp_path / "changed.zip", tmp_path / "copy")
-    except UserError:
-        assert not (tmp_path / "copy").exists()
-    else:  # of what nobody reads, such as a time in the zip
-        assert files(tmp_path / "copy", "journal").items() <= files(path).items()
-    assert not list(tmp_path.glob(".*"))
+@settings(max_examples=20, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True), cut=st.booleans())
+def test_a_backup_that_was_cut_short_or_changed_is_refused_or_restores_the_same(template, share, cut):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        back_up(template, folder / "b.zip")
+        content = bytearray((folder / "b.zip").read_bytes())
+        place = int(len(content) * share)
+        if cut:
+            del content[place:]
+        else:
+            content[place] ^= 0xFF
+        (folder / "b.zip").write_bytes(content)
+        try:
+            restore(folder / "b.zip", folder / "copy")
+        except UserError as error:
+            refusal = str(error)
+        else:  # of what nobody reads, such as a time in the zip
+            refusal = ""
+            assert not cut
+            assert files(folder / "copy", "journal").items() <= files(template).items()
+        assert "\n" not in refusal and (folder / "copy").exists() != bool(refusal)
+        assert not list(folder.glob(".*"))
 
 
-def rewrite(source: Path, target: Path, change) -> Path:
+def rewrite(source: Path, target: Path, change, packing: int = zipfile.ZIP_DEFLATED) -> Path:
     """The backup with another list of files, or other files."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         contents = {name: old.read(name) for name in old.namelist()}
@@ -224,8 +197,25 @@ def rewrite(source: Path, target: Path, change) -> Path:
         change(index, contents)
         contents[INDEX] = json.dumps(index).encode()
         for name, content in contents.items():
-            new.writestr(name, content, zipfile.ZIP_DEFLATED)
+            new.writestr(name, content, packing)
     return target
+
+
+def test_what_a_killed_command_has_left_goes_with_the_next(path, tmp_path):
+    old, running, own = (
+        tmp_path / f".{name}" for name in (f"monday.zip{UNFINISHED}", f"x{UNFINISHED}", "mine.writing")
+    )
+    for command in (back_up, restore):
+        old.mkdir()
+        (old / "half").write_bytes(b"half")
+        for each in (old / "half", old):
+            os.utime(each, (time.time() - 2 * LEFT_SECONDS,) * 2)
+        running.write_bytes(b"of a command that runs")
+        own.write_bytes(b"of nobody's business")
+        back_up(path, tmp_path / "b.zip") if command == back_up else restore(
+            tmp_path / "b.zip", tmp_path / "c"
+        )
+        assert {*tmp_path.glob(".*")} == {running, own}
 
 
 def add(name: str, content: bytes = b"x", size: int | None = None):
@@ -240,49 +230,38 @@ def put(**facts: object):
     return lambda index, contents: index.update(facts)
 
 
-HOSTILE = [
-    (add("../evil"), "no file of a workspace"),
-    (add("/etc/evil"), "no file of a workspace"),
-    (add("images/../../evil"), "no file of a workspace"),
-    (add("images\\..\\evil"), "no file of a workspace"),
-    (add("exports/" + "a/" * 9 + "b"), "no file of a workspace"),
-    (add("evil.py"), "no file of a workspace"),
-    (add("lock"), "no file of a workspace"),
-    (add("images/01/bomb.png", b"0" * 50_000_000, 10), "images/01/bomb.png is not what was backed up"),
-    (add("images/01/huge.png", b"x", 10**18), "are free"),
-    (add("images/01/less.png", b"x", -1), "no whole backup"),
-    (put(made_by="somebody"), "was not made by `backup`"),
-    (put(format=99), "use .*a newer version"),
-    (put(format=None), "format None"),
-    (put(files=[]), "does not list its files"),
-    (put(files={}), "does not list its files"),
-    (put(files={"journal.sqlite": 5}), "has no size"),
-    (lambda index, contents: contents.pop("settings.json"), "no whole backup"),
-]
+def name_outside(index: dict, contents: dict) -> None:
+    """The journal gives a sample a file that lies outside of the workspace."""
+    with tempfile.NamedTemporaryFile(suffix=".sqlite") as file:
+        Path(file.name).write_bytes(contents["journal.sqlite"])
+        with closing(sqlite3.connect(file.name)) as db, db:
+            db.execute("UPDATE samples SET file = '../../../x' WHERE id = 1")
+        add("journal.sqlite", Path(file.name).read_bytes())(index, contents)
 
 
-@pytest.mark.parametrize(("change", "message"), HOSTILE)
-def test_a_hostile_backup_is_refused_in_one_line_and_leaves_nothing(path, tmp_path, change, message):
+HOSTILE = {
+    "a file above": add("../evil"),
+    "a bomb": add("images/01/bomb.png", b"0" * 50_000_000, 10),
+    "more than the disk has": add("images/01/huge.png", b"x", 10**18),
+    "another format": put(format=99),
+    "counts that are none": put(labels="many\nlabels"),
+    "a file that is not there": lambda index, contents: contents.pop("settings.json"),
+    "a journal that names a file outside": name_outside,
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_backup_is_refused_in_one_line_and_leaves_nothing(path, tmp_path, change):
     back_up(path, tmp_path / "good.zip")
     bad = rewrite(tmp_path / "good.zip", tmp_path / "bad.zip", change)
-    with pytest.raises(UserError, match=message) as refused:
+    with pytest.raises(UserError) as refused:
         restore(bad, tmp_path / "copy")
     assert "\n" not in str(refused.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.zip", "good.zip", "w"]
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_backup_is_refused(tmp_path, content, capsys):
-    (tmp_path / "b.zip").write_bytes(content)
-    for source in (tmp_path / "b.zip", tmp_path / "nowhere.zip", tmp_path):
-        assert main(["restore", str(source), str(tmp_path / "copy")]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
-    assert not (tmp_path / "copy").exists()
-
-
-def test_a_journal_that_is_damaged_is_not_backed_up(path, tmp_path):
-    with closing(sqlite3.connect(path / "journal.sqlite")) as db, db:
-        db.execute("DROP TABLE samples")
-    with pytest.raises(UserError, match="start `learn`"):
-        back_up(path, tmp_path / "b.zip")
-    assert not (tmp_path / "b.zip").exists() and not list(tmp_path.glob(".*"))
+def test_a_backup_whose_packing_could_fill_the_memory_is_refused(path, tmp_path):
+    back_up(path, tmp_path / "good.zip")
+    bad = rewrite(tmp_path / "good.zip", tmp_path / "bad.zip", put(), zipfile.ZIP_LZMA)
+    with pytest.raises(UserError, match="unusual"):
+        restore(bad, tmp_path / "copy")

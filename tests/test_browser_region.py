@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from browser_parts import running, show_picture
+from browser_parts import make_class, running, show_picture, use_camera
+from journeys.parts import open_page
 from playwright.sync_api import Page, expect
-from test_browser_first_minute import open_with_camera, use_camera
-from test_browser_teach import make_class, state_of
 
 pytestmark = pytest.mark.browser
 
@@ -20,7 +19,7 @@ def halves(left: tuple[int, int, int], right: tuple[int, int, int]) -> np.ndarra
 
 def draw(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
     """From one place on the picture to another, as shares of the screen, which has the picture's shape."""
-    if page.locator("#region-form").is_hidden():
+    if page.locator("#region-hint").is_hidden():
         page.click("#region-draw")
     page.locator("#screen").scroll_into_view_if_needed()
     box = page.locator("#screen").bounding_box()
@@ -45,19 +44,19 @@ def region_of(page: Page) -> list[float]:
 
 def test_only_what_is_inside_a_drawn_rectangle_is_learned(tmp_path, browser):
     with running(tmp_path / "workspace", source="") as app:
-        page = open_with_camera(browser, app)
+        page = open_page(browser, app)
         use_camera(page)
         show_picture(page, halves((200, 0, 0), (0, 0, 200)))
         expect(page.locator("#source-state")).to_contain_text("live")
         expect(page.locator("#region")).to_be_hidden()
 
         draw(page, (0.5, 0.25), (0.51, 0.26))
-        expect(page.locator("#message")).to_contain_text("is too small: 5% of each side at least")
+        expect(page.locator("#message")).to_contain_text("is too small, less than 5% of a side")
         expect(page.locator("#region")).to_be_hidden()
         draw(page, (0.5, 0.0), (1.2, 1.3))  # beyond the edge means up to the edge
-        expect(page.locator("#message")).to_contain_text("only what is inside the frame is learned")
-        expect(page.locator("#region-form")).to_be_hidden()
-        assert state_of(app)["source"]["region"] == pytest.approx([0.5, 0, 0.5, 1], abs=NEAR)
+        expect(page.locator("#message")).to_contain_text("only what is inside the rectangle is learned")
+        expect(page.locator("#region-hint")).to_be_hidden()
+        assert app.state()["source"]["region"] == pytest.approx([0.5, 0, 0.5, 1], abs=NEAR)
         assert region_of(page) == pytest.approx([0.5, 0, 0.5, 1], abs=NEAR)
         make_class(page, "blue thing")
         with app.look() as workspace:
@@ -69,32 +68,12 @@ def test_only_what_is_inside_a_drawn_rectangle_is_learned(tmp_path, browser):
             red, _, blue = image[:, 20:].mean((0, 1))
             assert red < 30 and blue > 170
 
-        page.locator("#camera-mirror").check()  # the blue half is on the left now
-        expect(page.locator("#screen")).to_have_class("teach-screen mirror")
-        page.wait_for_function("document.querySelector('#region').offsetLeft < 30")
-        draw(page, (0.01, 0.01), (0.5, 0.5))  # the corners are round
-        expect(page.locator("#message")).to_contain_text("only what is inside the frame is learned")
-        assert state_of(app)["source"]["region"] == pytest.approx([0.5, 0, 0.5, 0.5], abs=NEAR)
-        assert region_of(page) == pytest.approx([0, 0, 0.5, 0.5], abs=NEAR)
-
-        page.click("#region-draw")
-        page.fill("#region-width", "200")
-        page.click("#region-use")
-        expect(page.locator("#message")).to_contain_text("reaches out of the picture")
-        page.fill("#region-width", "")
-        page.click("#region-use")
-        expect(page.locator("#message")).to_contain_text("'region' must be a list of four numbers")
-        for side, percent in {"left": 10, "top": 20, "width": 30, "height": 40}.items():
-            page.fill(f"#region-{side}", str(percent))
-        page.click("#region-use")
-        expect(page.locator("#region-form")).to_be_hidden()
-
         page.reload()  # it belongs to the source
         expect(page.locator("#preview")).to_be_visible()
         show_picture(page, halves((200, 0, 0), (0, 0, 200)))
         expect(page.locator("#region")).to_be_visible()
-        assert state_of(app)["source"]["region"] == [0.1, 0.2, 0.3, 0.4]
+        assert app.state()["source"]["region"] == pytest.approx([0.5, 0, 0.5, 1], abs=NEAR)
         page.click("#region-clear")
         expect(page.locator("#region")).to_be_hidden()
         expect(page.locator("#region-clear")).to_be_hidden()
-        assert state_of(app)["source"]["region"] is None
+        assert app.state()["source"]["region"] is None

@@ -46,20 +46,6 @@ def test_the_command_knows_its_version_and_all_commands(installed):
     assert all(f"\n  {name} " in shown for name in ("learn", "app", "export", "device", "bench"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["app"], ["export", "list"], ["device"], ["data", "get"]])
-def test_commands_of_every_package_can_be_reached(installed, command):
-    ended = edge_hpcr(installed, *command, "--help")
-    assert (ended.returncode, ended.stderr) == (0, "") and "sage: " in ended.stdout
-
-
-@pytest.mark.slow
-def test_wrong_input_is_one_line_with_the_same_exit_code(installed):
-    ended = edge_hpcr(installed, "status", "nowhere")
-    assert ended.returncode == 2 and ended.stderr.startswith("edge_hpcr: no workspace at nowhere")
-    assert edge_hpcr(installed, "device", "--models", "nowhere", "--source", "0").returncode == 2
-
-
 def test_every_file_of_the_packages_is_installed_and_no_other_package(installed):
     def files(root: Path) -> set[Path]:
         found = (path for name in PACKAGES for path in (root / name).rglob("*") if path.is_file())

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from rival_parts import recorded
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import methods
-from edge_hpcr.learner.learner import Learner, LearnerConfig
+from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
-from edge_hpcr.learner.methods import Batch, Method, er_dvc, onpro, prototypes, rotations
+from edge_hpcr.learner.methods import Batch, er_dvc, onpro, rotations
+from edge_hpcr.learner.network import Network
 
 pytestmark = pytest.mark.computes
 
@@ -46,39 +46,13 @@ def dual_view_by_hand(heads: list[list[list[float]]], labels: list[int], weight:
     return cross_entropy / (2 * count) - entropy / 3 + weight * distance / (2 * count)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.2])
-def test_the_loss_of_er_dvc_is_the_sum_of_its_three_terms(weight: float) -> None:
-    heads, labels = [normal(5, 3, seed=seed) for seed in range(3)], [0, 2, 1, 1, 0]
-    found = er_dvc.dual_view(*heads, torch.tensor(labels), weight)
-    assert found.item() == pytest.approx(dual_view_by_hand([head.tolist() for head in heads], labels, weight))
-
-
-def test_er_dvc_prefers_a_batch_whose_mean_is_spread_over_the_classes() -> None:
-    # The right answers are equally sure in both; only what is said of the batch as a whole differs.
-    sure = 20 * torch.eye(2, dtype=torch.float64)
-    spread, narrow = torch.tensor([0, 1]), torch.tensor([0, 0])
-    loss = {
-        name: er_dvc.dual_view(sure[labels], sure[labels], sure[labels], labels, 4.0).item()
-        for name, labels in (("spread", spread), ("narrow", narrow))
-    }
-    assert loss["spread"] == pytest.approx(-math.log(2), abs=1e-6)
-    assert loss["narrow"] == pytest.approx(0, abs=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("views", [True, False])
 def test_er_dvc_adds_the_losses_of_incoming_and_replayed_samples(small_learner, digit_batches, views) -> None:
     learner = small_learner(method="er_dvc", replay=3, views=views)
     batches = digit_batches([0, 1], 2)
     learner.observe(*batches[0])
-    method, seen = learner.method, []
-    own = method.loss
-
-    def spy(batch):
-        seen.append((batch, own(batch)))
-        return seen[-1][1]
-
-    method.loss = spy
+    seen = recorded(learner.method)
     into, out = (learner.network.extra[name].weight.detach().clone() for name in ("joint_in", "joint_out"))
     assert into.shape == (2, 256) and out.shape == (2, 128) and into.std() > 0.01 and out.std() > 0.01
     learner.observe(*batches[1])
@@ -97,22 +71,6 @@ def test_er_dvc_adds_the_losses_of_incoming_and_replayed_samples(small_learner, 
     assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_size_of_a_gradient_is_that_of_the_linear_layer(small_learner, digit_batches) -> None:
-    learner = small_learner(method="er_dvc")
-    (images, labels) = digit_batches([0, 1], 1)[0]
-    learner.observe(images, labels)
-    columns = torch.tensor([learner.class_ids.index(label) for label in labels])
-    network, samples = learner.network.eval(), learner.to_device(images)
-    found = er_dvc.gradient_size(network, samples, columns)
-    with torch.no_grad():
-        features = network.features(samples)
-        logits = network.logits(features)
-    for i, y in enumerate(columns.tolist()):
-        error = sum(abs(p - (c == y)) for c, p in enumerate(softmax(logits[i].tolist())))
-        length = sum(abs(each) for each in features[i].tolist())
-        assert found[i].item() == pytest.approx(error * length, rel=1e-4)
-
-
 @pytest.mark.slow
 def test_er_dvc_replays_the_candidates_whose_gradient_grows_most(
     small_learner, digit_batches, monkeypatch
@@ -121,8 +79,7 @@ def test_er_dvc_replays_the_candidates_whose_gradient_grows_most(
     first, second, third = digit_batches([0, 1], 3)
     for batch in (first, second):
         learner.observe(*batch)
-    sizes = []
-    own = er_dvc.gradient_size
+    sizes, own = [], er_dvc.gradient_size
 
     def spy(*arguments):
         sizes.append((own(*arguments), arguments[2]))
@@ -138,14 +95,6 @@ def test_er_dvc_replays_the_candidates_whose_gradient_grows_most(
     assert chosen.labels.tolist() == labels[best].tolist() and len(growth) == 20
     for tensor, old in zip(learner.network.state_dict().values(), before, strict=True):
         assert torch.equal(tensor, old)  # scoring is done on a copy
-
-
-def test_impossible_options_of_er_dvc_are_refused() -> None:
-    with pytest.raises(UserError, match="lam -1: a weight of a loss is not negative"):
-        er_dvc.Config(lam=-1)
-    for options in ({"candidates": 0}, {"classes": 0}):
-        with pytest.raises(UserError, match=f"{next(iter(options))} 0: give at least 1"):
-            er_dvc.Config(**options)
 
 
 # Rotations, which OCM and OnPro share --------------------------------------------------------------------------------
@@ -171,31 +120,32 @@ def contrast_views_by_hand(similar: list[list[float]], labels: list[float], tau:
     return total / len(labels)
 
 
-def similarities_by_hand(projections: torch.Tensor, features: torch.Tensor, first: int) -> list[list[float]]:
+def projected(network: Network, features: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(network.extra["projection"](features), dim=1)
+
+
+def similarities_by_hand(
+    projections: torch.Tensor, features: torch.Tensor, first: int = 0, scale: float = 1.0
+) -> list[list[float]]:
     size = projections.shape[1]
     directions = [(row / row.norm()).tolist()[first : first + size] for row in features]
     rows = projections.tolist()
     return [
         [
-            sum(a * (b + c) for a, b, c in zip(i, j, part, strict=True))
+            scale * sum(a * (b + c) for a, b, c in zip(i, j, part, strict=True))
             for j, part in zip(rows, directions, strict=True)
         ]
         for i in rows
     ]
 
 
-def test_the_contrasts_are_those_of_the_formulas() -> None:
+def test_similarities_take_a_random_part_of_longer_features() -> None:
     projections, features = torch.nn.functional.normalize(normal(8, 3), dim=1), normal(8, 7, seed=1)
-    labels = [0, 1, 0, 2, 0, 1, 0, 2]
     first = int(np.random.default_rng(3).integers(7 - 3))
     similar = rotations.similarities(projections, features, np.random.default_rng(3))
     by_hand = similarities_by_hand(projections, features, first)
     assert first > 0
     assert torch.allclose(similar, torch.tensor(by_hand, dtype=torch.float64))
-    found = rotations.contrast(similar, torch.tensor(labels), 0.3).item()
-    assert found == pytest.approx(contrast_by_hand(by_hand, labels, 0.3))
-    found = rotations.contrast_views(similar, torch.tensor(labels), 0.3, views=2).item()
-    assert found == pytest.approx(contrast_views_by_hand(by_hand, labels, 0.3))
 
 
 @pytest.mark.parametrize("side", [4, 5])
@@ -213,24 +163,7 @@ def test_an_image_has_16_rotations_of_its_halves_and_of_the_whole(side: int) -> 
     assert labels.tolist() == [2 + 3 * turn for turn in range(16)]
 
 
-def test_images_that_are_not_square_are_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="images of 8x10 cannot be turned by 90 degrees"):
-        rotations.rotated(torch.zeros(1, 3, 8, 10))
-
-
 # OCM ---------------------------------------------------------------------------------------------------------------
-
-
-def recorded(method: Method) -> list[tuple[Batch, float]]:
-    """The batches whose loss is computed from now on, with the losses."""
-    seen, own = [], method.loss
-
-    def spy(batch: Batch) -> torch.Tensor:
-        seen.append((batch, own(batch)))
-        return seen[-1][1]
-
-    method.loss = spy
-    return seen
 
 
 def rotated_group(learner: Learner, batch: Batch, group: slice) -> tuple[torch.Tensor, list[int]]:
@@ -260,78 +193,29 @@ def test_the_loss_of_ocm_is_the_sum_of_its_terms(small_learner, digit_batches, l
     images, labels = zip(*(rotated_group(learner, batch, group) for group in groups), strict=True)
     with torch.no_grad():
         features = network.features(torch.cat(images))
-        projections = torch.nn.functional.normalize(network.extra["projection"](features), dim=1)
+        projections = projected(network, features)
     sizes = [len(each) for each in images]
     parts = list(zip(projections.split(sizes), features.split(sizes), strict=True))
+    scale = 0.5 if later else 1.0
 
-    def similar(part: tuple[torch.Tensor, torch.Tensor]) -> list[list[float]]:
-        scale = 0.5 if later else 1.0
-        return [[scale * value for value in row] for row in similarities_by_hand(*part, 0)]
-
-    expected = contrast_views_by_hand(similar(parts[0]), labels[0] * 2, 0.07)
+    expected = contrast_views_by_hand(similarities_by_hand(*parts[0], scale=scale), labels[0] * 2, 0.07)
     classified = batch.replayed if later else batch.incoming
     logits = batch.logits[classified].chunk(2)[1]
     targets = batch.labels[classified].chunk(2)[1].tolist()
-    expected -= sum(math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), targets, strict=True)) / len(
-        targets
-    )
+    terms = [math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), targets, strict=True)]
+    expected -= sum(terms) / len(terms)
     if later:
         previous = learner.method.previous
         plain = images[1].chunk(2)[0]
         augmented = batch.inputs[batch.replayed].chunk(2)[1]
         with torch.no_grad():
-            keys = torch.nn.functional.normalize(
-                previous.extra["projection"](previous.features(plain)), dim=1
-            )
+            keys = projected(previous, previous.features(plain))
             said = previous.logits(previous.features(augmented))
-        expected += contrast_by_hand(similar(parts[1]), labels[1] * 2, 0.07)
+        expected += contrast_by_hand(similarities_by_hand(*parts[1], scale=scale), labels[1] * 2, 0.07)
         expected += contrast_by_hand((parts[1][0][: len(plain)] @ keys.T).tolist(), labels[1], 0.07)
         assert said.shape == (3, 2) and batch.num_classes == 4
         expected += sum(((logits[:, c] - said[:, c]) ** 2).sum().item() for c in range(2)) / 6
     assert found.item() == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_after_the_first_task_ocm_does_not_classify_incoming_images(small_learner, digit_batches) -> None:
-    learner = small_learner(method="ocm", replay=3)
-    learner.observe(*digit_batches([0, 1], 1)[0])
-    gradients = []
-    for ended in (False, True):
-        if ended:
-            learner.end_task()
-        seen = recorded(learner.method)
-        own = learner.method.loss
-
-        def watch(batch: Batch, own=own) -> torch.Tensor:
-            batch.logits.retain_grad()
-            return own(batch)
-
-        learner.method.loss = watch
-        learner.observe(*digit_batches([0, 1], 2)[1])
-        batch = seen[-1][0]
-        gradients.append(
-            [batch.logits.grad[part].abs().sum().item() > 0 for part in (batch.incoming, batch.replayed)]
-        )
-        del learner.method.loss
-    assert gradients == [[True, False], [False, True]]
-
-
-@pytest.mark.parametrize("name", ["ocm"])
-def test_a_second_network_counts_in_the_bytes_and_comes_back_from_a_checkpoint(
-    name: str, small_learner, digit_batches, tmp_path
-) -> None:
-    learner = small_learner(method=name, replay=3)
-    learner.observe(*digit_batches([0, 1], 1)[0])
-    weights = sum(tensor.nbytes for tensor in learner.network.state_dict().values())
-    assert learner.byte_breakdown()["method"] == weights
-    learner.end_task()
-    learner.observe(*digit_batches([2, 3], 1)[0])
-    learner.save(tmp_path / "checkpoint")
-    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
-    batch = digit_batches([2, 3], 2)[1]
-    assert restored.observe(*batch).loss == learner.observe(*batch).loss
-    learner.drop_class(learner.class_ids[0])
-    assert np.isfinite(learner.observe(*batch).loss)
 
 
 # OnPro -------------------------------------------------------------------------------------------------------------
@@ -355,25 +239,13 @@ def prototype_contrast_by_hand(views: list[torch.Tensor], labels: list[int], tau
 def test_prototypes_attract_their_other_view_and_repel_other_classes() -> None:
     views = [torch.nn.functional.normalize(normal(6, 4, seed=seed), dim=1) for seed in (0, 1)]
     labels = [0, 3, 1, 3, 3, 0]
-    loss, means = prototypes.prototype_contrast(views, torch.tensor(labels), 5, 0.5)
+    loss, means = onpro.prototype_contrast(views, torch.tensor(labels), 5, 0.5)
     assert loss.item() == pytest.approx(prototype_contrast_by_hand(views, labels, 0.5))
     # By class, over both views; nothing is known of a class that is not there.
     assert torch.allclose(means[3], torch.cat([view[[1, 3, 4]] for view in views]).mean(0))
     assert means[[2, 4]].abs().sum() == 0 and means.shape == (5, 4)
-    alone, _ = prototypes.prototype_contrast(views, torch.zeros(6, dtype=torch.int64), 5, 0.5)
+    alone, _ = onpro.prototype_contrast(views, torch.zeros(6, dtype=torch.int64), 5, 0.5)
     assert alone.item() == 0
-
-
-def test_a_random_mixture_has_at_most_six_tenths_of_the_other_image() -> None:
-    images, columns, rng = normal(50, 3, 2, 2).float(), torch.arange(50), np.random.default_rng(0)
-    mixed = prototypes.mixed_at_random(images, columns, 1.0, rng)
-    assert torch.equal(mixed.first, columns) and sorted(mixed.second.tolist()) == columns.tolist()
-    assert mixed.share.min() >= 0 and 0.5 < mixed.share.max() <= 0.6
-    for i, (share, other) in enumerate(zip(mixed.share.tolist(), mixed.second.tolist(), strict=True)):
-        assert torch.allclose(mixed.images[i], (1 - share) * images[i] + share * images[other])
-    plain = prototypes.mixed_at_random(images, columns, 0.0, rng)
-    assert torch.equal(plain.images, images) and plain.share.abs().sum() == 0
-    assert torch.equal(plain.classes(), columns.double())
 
 
 def test_classes_that_are_near_are_mixed_more_often(small_learner, digit_batches) -> None:
@@ -383,7 +255,7 @@ def test_classes_that_are_near_are_mixed_more_often(small_learner, digit_batches
     assert set(learner.memory.labels().tolist()) == {0, 1, 2, 3}
     # Columns 0 and 2 are near each other, 1 is far from both, and nothing is known of 3.
     places = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [1.0, 0.4], [0.0, 0.0]])
-    mixed = prototypes.mixed_pairs(learner.view, places, 2000, 0.5)
+    mixed = onpro.mixed_pairs(learner.view, places, 2000, 0.5)
     closeness = {
         pair: math.exp(1 / (places[pair[0]] - places[pair[1]]).norm().item())
         for pair in ((0, 1), (0, 2), (1, 2))
@@ -399,8 +271,8 @@ def test_classes_that_are_near_are_mixed_more_often(small_learner, digit_batches
     for image, column in zip(unmixed, mixed.first[mixed.share == 0].tolist(), strict=False):
         own = learner.to_device(held.inputs[held.labels == column])
         assert (own == image).flatten(1).all(1).any()
-    assert prototypes.mixed_pairs(learner.view, places[:1], 5, 1.0) is None
-    assert prototypes.mixed_pairs(learner.view, places, 0, 1.0) is None
+    assert onpro.mixed_pairs(learner.view, places[:1], 5, 1.0) is None
+    assert onpro.mixed_pairs(learner.view, places, 0, 1.0) is None
 
 
 @pytest.mark.slow
@@ -428,25 +300,22 @@ def test_the_loss_of_onpro_is_the_sum_of_its_terms(
     views = [torch.cat([rotations.rotated(view) for view in group]) for group in shown[0]]
     with torch.no_grad():
         features = network.features(torch.cat(views)).split([len(view) for view in views])
-        projected = [
-            torch.nn.functional.normalize(network.extra["projection"](each), dim=1) for each in features
-        ]
-        replayed = network.extra["projection"](batch.features[batch.replayed])
+        projections = [projected(network, each) for each in features]
+        replayed = list(projected(network, batch.features[batch.replayed]).chunk(2))
     labels = batch.labels[:10].tolist()
     pseudo = [y + 2 * turn for turn in range(16) for y in labels] * 2
     scale = 0.5 if later else 1.0
-    similar = similarities_by_hand(projected[0], features[0], 0)
-    expected = contrast_views_by_hand([[scale * each for each in row] for row in similar], pseudo, 0.07)
-    expected += prototype_contrast_by_hand([projected[0][:10], projected[0][160:170]], labels, 0.5)
-    replayed = list(torch.nn.functional.normalize(replayed, dim=1).chunk(2))
+    similar = similarities_by_hand(projections[0], features[0], scale=scale)
+    expected = contrast_views_by_hand(similar, pseudo, 0.07)
+    expected += prototype_contrast_by_hand([projections[0][:10], projections[0][160:170]], labels, 0.5)
     expected += prototype_contrast_by_hand(replayed, batch.labels[batch.replayed][:4].tolist(), 0.5)
     if later:
         mixed = mixtures[0]
         assert len(mixed.images) == 4 and len(shown[0]) == 2
         between = ((1 - mixed.share.double()) * mixed.first + mixed.share.double() * mixed.second).tolist()
-        similar = similarities_by_hand(projected[1], features[1], 0)
+        similar = similarities_by_hand(projections[1], features[1], scale=scale)
         pseudo = [y + 2 * turn for turn in range(16) for y in between] * 2
-        expected += contrast_by_hand([[scale * each for each in row] for row in similar], pseudo, 0.07)
+        expected += contrast_by_hand(similar, pseudo, 0.07)
         with torch.no_grad():
             logits = network.logits(features[1][64:68]).tolist()
         facts = zip(mixed.first.tolist(), mixed.second.tolist(), mixed.share.tolist(), logits, strict=True)
@@ -458,61 +327,3 @@ def test_the_loss_of_onpro_is_the_sum_of_its_terms(
         rows = zip(batch.logits[10:20].tolist(), labels, strict=True)
         expected -= sum(math.log(softmax(row)[y]) for row, y in rows) / 10
     assert found.item() == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_onpro_continues_from_a_checkpoint_in_a_later_task_and_without_a_class(
-    small_learner, digit_batches, tmp_path
-) -> None:
-    learner = small_learner(method="onpro", replay=4, method_options={"alpha": 0.5, "mix": 1.0})
-    learner.observe(*digit_batches([0, 1], 1)[0])
-    learner.end_task()
-    for batch in digit_batches([2, 3], 2):
-        learner.observe(*batch)
-    learner.save(tmp_path / "checkpoint")
-    restored, _ = Learner.load(tmp_path / "checkpoint", device="cpu")
-    last = digit_batches([2, 3], 3)[2]
-    assert restored.method.tasks_ended == 1
-    assert restored.observe(*last).loss == learner.observe(*last).loss
-    assert torch.equal(restored.method.prototypes, learner.method.prototypes)
-    before = learner.method.prototypes.clone()
-    learner.drop_class(learner.class_ids[1])
-    assert torch.equal(learner.method.prototypes, before[[0, 2, 3]])
-    assert np.isfinite(learner.rehearse().loss) and np.isfinite(learner.observe(*last).loss)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("views", [True, False])
-@pytest.mark.parametrize("name", ["ocm", "onpro"])
-def test_single_images_are_learned_in_a_later_task(
-    name: str, views: bool, small_learner, digit_batches
-) -> None:
-    learner = small_learner(method=name, replay=1, views=views)
-    (images, labels), (others, new) = digit_batches([0, 1], 1) + digit_batches([2], 1)
-    learner.observe(images, labels)
-    learner.end_task()
-    losses = [learner.observe(others[row : row + 1], new[row : row + 1]).loss for row in range(3)]
-    assert np.isfinite(losses).all()
-    for sample in learner.memory.ids().tolist():
-        learner.forget(sample)
-    assert np.isfinite(learner.observe(others[3:4], new[3:4]).loss)  # with nothing to replay
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ocm", "onpro"])
-def test_latents_cannot_be_rotated(name: str) -> None:
-    memory = MemoryConfig(samples=6, codec="latent")
-    config = LearnerConfig.recommended("efficientnet_lite0", method=name, height=64, width=64, memory=memory)
-    with pytest.raises(UserError, match=f"{name} rotates images, and this backbone keeps latents"):
-        Learner(config, "cpu")
-
-
-def test_impossible_options_of_ocm_and_onpro_are_refused() -> None:
-    for name, options, message in (
-        ("ocm", {"tau": 0.0}, "tau 0: give a positive number"),
-        ("onpro", {"alpha": 1.5}, "alpha 1.5: give a share from 0 to 1"),
-        ("onpro", {"mix": -0.1}, "mix -0.1: give a share from 0 to 1"),
-        ("onpro", {"scale": 0.0}, "scale 0: give a positive number"),
-    ):
-        with pytest.raises(UserError, match=message):
-            methods.create(name, options)

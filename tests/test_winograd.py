@@ -7,7 +7,7 @@ from torch import nn
 from edge_hpcr.learner.backbones import BackboneConfig
 from edge_hpcr.learner.backbones.reduced_resnet18 import ReducedResNet18
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.winograd import FEWEST_CHANNELS, LARGEST_SIDE, Conv3x3
+from edge_hpcr.learner.winograd import Conv3x3
 
 pytestmark = pytest.mark.computes
 
@@ -45,23 +45,6 @@ def test_outputs_and_gradients_are_those_of_the_plain_convolution(
     for ours, reference in pairs:
         assert (ours - reference).abs().max() < 3e-5 * reference.abs().max()
     assert fast.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize(
-    ("width", "side", "stride"),
-    [(FEWEST_CHANNELS - 1, 8, 1), (FEWEST_CHANNELS, LARGEST_SIDE + 1, 1), (FEWEST_CHANNELS, 8, 2)],
-)
-def test_layers_that_gain_nothing_are_left_to_the_library(width: int, side: int, stride: int) -> None:
-    layer = Conv3x3(width, width, stride).to(memory_format=torch.channels_last)
-    output = layer(random_images(2, width, side, side))
-    assert type(output.grad_fn).__name__ == "ConvolutionBackward0"
-
-
-def test_a_forward_pass_alone_is_exactly_the_library_s() -> None:
-    layer = Conv3x3(64, 64).to(memory_format=torch.channels_last)
-    images = random_images(2, 64, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(layer(images), nn.functional.conv2d(images, layer.weight, None, 1, 1))
 
 
 def test_groups_in_one_pass_take_their_statistics_apart_as_in_two() -> None:

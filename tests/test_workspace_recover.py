@@ -1,268 +1,242 @@
-"""A damaged journal: what the backup and the damaged file still give, and an honest report of the rest."""
+"""A damaged, missing or older journal: the last good backup or a refusal, and nothing is deleted."""
 
 import shutil
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from workspace_parts import label, take, write_checkpoint
 
-from edge_hpcr.learner import checkpoint
+from edge_hpcr.commands.cli import main
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace.database import JournalDamaged
-from edge_hpcr.workspace.folder import Taken, Workspace
-from edge_hpcr.workspace.recover import backup_journal
-from edge_hpcr.workspace.verify import verify_workspace
-
-RNG = np.random.default_rng(0)
-
-
-def take(workspace: Workspace, count: int = 1) -> list[int]:
-    images = RNG.integers(0, 256, (count, 8, 8, 3), np.uint8)
-    return workspace.take_many([Taken(image, "camera 0") for image in images])
+from edge_hpcr.workspace.recover import backup_journal, verify_workspace
+from edge_hpcr.workspace.workspace import Workspace
 
 
 def back_up(workspace: Workspace) -> None:
     backup_journal(workspace.journal.path, workspace.layout.backup)
 
 
+def save(workspace: Workspace) -> None:
+    """A checkpoint of what has learned all there is; its step is the last event."""
+    last = workspace.journal.last_seq
+    write_checkpoint(workspace.path, last, last, fingerprint=workspace.journal.fingerprint(last))
+
+
 def labels(workspace: Workspace) -> dict[int, int]:
     return {row.id: row.class_id for row in workspace.journal.samples(state="labelled", limit=10_000)}
 
 
-def fill(path: Path, before: int, behind: int, backup: bool = True) -> dict[int, int]:
-    """A workspace with so many labels before and behind its backup, and a queue; returns its labels."""
-    with Workspace.open(path) as workspace:
-        workspace.journal._db.execute("PRAGMA synchronous = OFF")  # quicker; nothing here is about power cuts
-        mug = workspace.journal.create_class("mug")
-        for sample in take(workspace, before):
-            workspace.journal.label([sample], mug)
-        if backup:
-            back_up(workspace)
-        cup = workspace.journal.create_class("cup")
-        for sample in take(workspace, behind):
-            workspace.journal.label([sample], cup)
-        workspace.journal.undo()
-        take(workspace, 3)
-        return labels(workspace)
+def pictures(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.glob("*/*.png")}
 
 
-def pages_of(path: Path, table: str) -> list[int]:
-    """Numbers of the pages that hold a table's rows, found by its rows' own text; page 1 is the first."""
-    content, size = path.read_bytes(), 4096
-    mark = {"events": b'{"samples":', "samples": b"camera 0"}[table]
-    return [i // size + 1 for i in range(0, len(content), size) if mark in content[i : i + size]]
+def away(path: Path) -> dict[str, bytes]:
+    places = path.glob("set-aside/*/images")
+    return {name: content for place in places for name, content in pictures(place).items()}
 
 
-def destroy(path: Path, pages: list[int]) -> None:
-    with path.open("r+b") as file:
-        for page in pages:
-            file.seek((page - 1) * 4096)
-            file.write(b"\xa5" * 4096)
-
-
-def damaged_folder(path: Path) -> Path:
-    (folder,) = path.glob("damaged-*")
-    return folder
+def names(workspace: Workspace) -> list[str]:
+    return [folder.name for folder in workspace.layout.checkpoint_folders()]
 
 
 def check_whole(path: Path) -> None:
-    assert [str(p) for p in verify_workspace(path) if p.serious] == []
+    assert [str(problem) for problem in verify_workspace(path)] == []
 
 
-def test_a_journal_that_is_no_database_any_more_goes_back_to_its_backup(tmp_path):
-    expected = fill(tmp_path, before=20, behind=0)
-    (tmp_path / "journal.sqlite").write_bytes(b"garbage" * 5000)
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == expected
-        report = "\n".join(workspace.report)
-        assert workspace.journal.create_class("pen") > 1000  # ids of lost events are not given again
-        assert min(take(workspace)) > 1000
-    assert "restored from the backup with 21 events" in report
-    assert "as far as can be told, no event was lost" in report
-    assert "3 images whose entries were lost are in the queue again" in report
-    assert (damaged_folder(tmp_path) / "journal.sqlite").read_bytes() == b"garbage" * 5000
-    check_whole(tmp_path)
+def ruin(path: Path) -> None:
+    path.write_bytes(b"garbage" * 1000)
 
 
-def test_events_behind_the_backup_are_read_from_the_damaged_file(tmp_path):
-    expected = fill(tmp_path, before=120, behind=20)
-    path = tmp_path / "journal.sqlite"
-    destroy(path, pages_of(path, "events")[:2])  # the backup has these
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == expected
-        assert len(workspace.journal.queued()) == 4
-        report = "\n".join(workspace.report)
-        assert workspace.journal.redo().of == 142  # what was undone can still be done again
-        assert workspace.journal.create_class("pen") == 3
-    assert "restored from the backup with 121 events; 22 more were read from the damaged file" in report
-    assert "no event was lost" in report and "as far as" not in report
-    check_whole(tmp_path)
-
-
-def test_events_behind_a_damaged_page_are_reported_lost_and_their_images_are_queued(tmp_path):
-    expected = fill(tmp_path, before=20, behind=100)
-    path = tmp_path / "journal.sqlite"
-    destroy(path, pages_of(path, "events")[-1:])
-    with Workspace.open(tmp_path) as workspace:
-        found = labels(workspace)
-        report = workspace.report
-        lost = 123 - workspace.journal.last_seq
-        assert 0 < lost < 60
-        assert set(found.items()) < set(expected.items())
-        queued = {row.id for row in workspace.journal.queued()}
-        assert queued >= set(expected) - set(found)
-    assert f"{lost} events after event {123 - lost} were lost: labels or changes of classes" in report
-    check_whole(tmp_path)
-
-
-def test_rows_of_samples_that_cannot_be_read_are_made_again_from_their_files(tmp_path):
-    expected = fill(tmp_path, before=5, behind=60)
-    path = tmp_path / "journal.sqlite"
-    destroy(path, pages_of(path, "samples"))
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == expected
-        assert workspace.image(max(expected)).shape == (8, 8, 3)
-        assert workspace.journal.sample(max(expected)).origin == "recovered"
-    check_whole(tmp_path)
-
-
-def test_without_a_backup_everything_readable_is_read(tmp_path):
-    expected = fill(tmp_path, before=120, behind=20, backup=False)
-    path = tmp_path / "journal.sqlite"
-    destroy(path, pages_of(path, "events")[-1:])
-    with Workspace.open(tmp_path) as workspace:
-        found = labels(workspace)
-        assert 50 < len(found) < len(expected)
-        assert "there is no backup that can be read: a new journal was begun with 0 events" in "\n".join(
-            workspace.report
-        )
-    check_whole(tmp_path)
-
-
-def test_when_nothing_can_be_read_a_new_journal_is_begun_the_images_stay_and_the_report_is_loud(tmp_path):
-    expected = fill(tmp_path, before=10, behind=0)
-    for name in ("journal.sqlite", "journal.backup.sqlite"):
-        (tmp_path / name).write_bytes(b"garbage" * 5000)
-    with Workspace.open(tmp_path) as workspace:
-        assert workspace.journal.last_seq == 0
-        assert {row.id for row in workspace.journal.queued()} >= set(expected)
-        report = "\n".join(workspace.report)
-    assert "the journal is damaged" in report
-    assert "a new journal was begun with 0 events" in report
-    assert "13 images whose entries were lost are in the queue again" in report
-    check_whole(tmp_path)
-
-
-def test_a_missing_journal_is_restored_from_its_backup(tmp_path):
-    expected = fill(tmp_path, before=10, behind=0)
-    (tmp_path / "journal.sqlite").unlink()
-    with Workspace.open(tmp_path) as workspace:
-        assert "the journal is damaged: the file is missing" in workspace.report
-        assert labels(workspace) == expected
-    check_whole(tmp_path)
-
-
-def test_an_emptied_journal_and_one_older_than_its_backup_are_found_out(tmp_path):
-    expected = fill(tmp_path / "w", before=10, behind=0)
-    (tmp_path / "w" / "journal.sqlite").write_bytes(b"")
+@pytest.fixture
+def filled(tmp_path) -> tuple[Path, dict[int, int]]:
+    """A workspace with 12 labels and a backup, and 6 labels since; and the labels of the backup."""
     with Workspace.open(tmp_path / "w") as workspace:
-        assert "it holds no tables" in workspace.report[0]
+        label(workspace, 12)
+        expected = labels(workspace)
+        save(workspace)
+        back_up(workspace)
+        label(workspace, 6)
+        take(workspace, 3)
+    return tmp_path / "w", expected
+
+
+# Back to the backup -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_journal_goes_back_to_its_backup_and_nothing_is_deleted(filled):
+    path, expected = filled
+    before = pictures(path / "images")
+    write_checkpoint(path, 19, 19)
+    ruin(path / "journal.sqlite")
+    with Workspace.open(path) as workspace:
         assert labels(workspace) == expected
-        workspace.journal.create_class("pen")
-        shutil.copy(tmp_path / "w" / "journal.backup.sqlite", tmp_path / "old.sqlite")
-        back_up(workspace)
-    shutil.copy(tmp_path / "old.sqlite", tmp_path / "w" / "journal.sqlite")
-    with Workspace.open(tmp_path / "w") as workspace:
-        assert "it ends with event 11, but its backup with event" in workspace.report[0]
-        assert workspace.journal.class_id("pen") is not None
-    check_whole(tmp_path / "w")
-
-
-def test_a_backup_does_not_bring_back_samples_whose_images_have_left_since(tmp_path):
-    with Workspace.open(tmp_path) as workspace:
-        mug = workspace.journal.create_class("mug")
-        queued, undone, labelled = take(workspace, 3)
-        workspace.journal.label([undone], mug)
-        workspace.journal.undo()
-        workspace.journal.label([labelled], mug)
-        workspace.journal.create_class("cup")
-        back_up(workspace)
-        workspace.drop_queued([queued, undone])
-        workspace.forget_images([labelled])
-    (tmp_path / "journal.sqlite").write_bytes(b"garbage" * 5000)
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == {labelled: mug}
-        assert workspace.journal.queued() == []
-        assert workspace.journal.counts().images == 0
-
-
-def test_a_damaged_backup_beside_a_whole_journal_changes_nothing(tmp_path):
-    expected = fill(tmp_path, before=10, behind=5)
-    (tmp_path / "journal.backup.sqlite").write_bytes(b"garbage" * 5000)
-    with Workspace.open(tmp_path) as workspace:
+        assert names(workspace) == ["step-000000013"]
+        report = "\n".join(workspace.report)
+        assert "at least 6 events after it were lost" in report
+        assert "the journal does not know 9 files in images" in report
+    assert before.items() <= (pictures(path / "images") | away(path)).items()
+    (kept,) = path.glob("set-aside/*/journal.sqlite")
+    assert kept.read_bytes() == b"garbage" * 1000
+    check_whole(path)
+    with Workspace.open(path) as workspace:
         assert workspace.report == []
-        assert labels(workspace) == expected
-        back_up(workspace)
-    (tmp_path / "journal.sqlite").unlink()
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == expected
 
 
-def test_a_damaged_journal_never_replaces_its_good_backup(tmp_path):
-    fill(tmp_path, before=120, behind=0)
-    with Workspace.open(tmp_path) as workspace:
-        good = workspace.layout.backup.read_bytes()
-        destroy(workspace.layout.journal, pages_of(workspace.layout.journal, "events")[:1])
-        with pytest.raises(JournalDamaged, match="damaged"):
+def test_a_recovery_that_was_killed_is_done_again(filled):
+    path, expected = filled
+    (path / "journal.sqlite").unlink()  # as if it had been put away already
+    (path / "journal.restored.sqlite").write_bytes(b"half of a journal")
+    with Workspace.open(path) as workspace:
+        assert labels(workspace) == expected
+    assert {file.name for file in path.glob("journal*")} == {"journal.sqlite", "journal.backup.sqlite"}
+    check_whole(path)
+
+
+def test_a_damaged_backup_changes_nothing_and_a_damaged_journal_replaces_no_good_one(filled):
+    path, _ = filled
+    good = (path / "journal.backup.sqlite").read_bytes()
+    ruin(path / "journal.backup.sqlite")
+    with Workspace.open(path) as workspace:
+        assert workspace.report == [] and len(labels(workspace)) == 18
+        workspace.layout.backup.write_bytes(good)
+        with workspace.layout.journal.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xa5" * 8192)
+        with pytest.raises(JournalDamaged):
             back_up(workspace)
         assert workspace.layout.backup.read_bytes() == good
+    with closing(sqlite3.connect(f"file:{path}/journal.backup.sqlite?immutable=1", uri=True)) as db:
+        assert db.execute("SELECT max(seq) FROM events").fetchone() == (13,), "one whole file"
 
 
-def test_a_backup_is_one_whole_file(tmp_path):
-    fill(tmp_path, before=5, behind=0)
-    assert sorted(path.name for path in tmp_path.glob("journal*")) == [
-        "journal.backup.sqlite",
-        "journal.sqlite",
-    ]
-    with closing(sqlite3.connect(f"file:{tmp_path}/journal.backup.sqlite?immutable=1", uri=True)) as db:
-        assert db.execute("SELECT max(seq) FROM events").fetchone() == (6,)
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "damaged files"])
+def test_without_a_good_backup_every_door_refuses(filled, capsys, left):
+    path, _ = filled
+    before = pictures(path / "images")
+    for name in ("journal.sqlite", "journal.backup.sqlite"):
+        (path / name).unlink()
+    if left == "an empty file":
+        (path / "journal.sqlite").touch()
+    elif left == "damaged files":
+        ruin(path / "journal.sqlite")
+        ruin(path / "journal.backup.sqlite")
+    with pytest.raises(UserError) as refused:
+        Workspace.open(path)
+    assert refused.value.code == "no-journal"
+    for command in (["label", str(path), "1", "mug"], ["status", str(path)], ["samples", str(path), "list"]):
+        assert main(command) == 2
+    assert main(["verify", str(path)]) == 1
+    assert pictures(path / "images") == before and len(list((path / "checkpoints").iterdir())) == 1
 
 
-def test_a_checkpoint_that_knows_of_lost_events_is_set_aside_and_others_stay(tmp_path):
-    fill(tmp_path, before=10, behind=10)
-    for step, applied in ((100, 11), (200, 22)):
-        folder = tmp_path / "checkpoints" / f"step-{step:09d}"
-        checkpoint.write(folder, {"x": {"y": np.zeros(1)}}, {"notes": {"applied": applied}})
-    (tmp_path / "journal.sqlite").write_bytes(b"garbage" * 5000)
-    with Workspace.open(tmp_path) as workspace:
-        assert [folder.name for folder in workspace.layout.checkpoint_folders()] == ["step-000000100"]
-        assert "checkpoint step-000000200 has learned event 22, and the journal ends with 11" in "\n".join(
-            workspace.report
-        )
-        assert any("at least 11 events after event 11 were lost" in line for line in workspace.report)
-    assert len(list(tmp_path.glob("set-aside/*/checkpoints/step-000000200"))) == 1
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "w"
+    with Workspace.open(path) as workspace:
+        label(workspace, 4)
+        save(workspace)
+        back_up(workspace)
+        label(workspace, 2)
+    return path
 
 
-@pytest.mark.parametrize("moment", ["restoring", "restored", "moved"])
-def test_a_recovery_that_was_cut_short_is_done_again_or_finished(tmp_path, moment):
-    expected = fill(tmp_path, before=10, behind=5)
-    path = tmp_path / "journal.sqlite"
-    if moment == "moved":
-        path.rename(tmp_path / "journal.restored.sqlite")
-    else:
-        (tmp_path / f"journal.{moment}.sqlite").write_bytes(b"half of a journal")
-        destroy(path, pages_of(path, "events")[:1])
-    with Workspace.open(tmp_path) as workspace:
-        assert labels(workspace) == expected or moment != "moved"
-        assert len(workspace.report) >= 1
-    names = sorted(p.name for p in tmp_path.glob("journal*"))
-    assert names == ["journal.backup.sqlite", "journal.sqlite"]
-    check_whole(tmp_path)
+HARMS = st.tuples(st.sampled_from(["flip", "cut", "page"]), st.floats(0, 1, exclude_max=True))
 
 
-def test_a_whole_journal_opens_without_a_report(tmp_path):
-    fill(tmp_path, before=10, behind=5)
-    with Workspace.open(tmp_path) as workspace:
+def harm(path: Path, how: str, where: float) -> None:
+    data = bytearray(path.read_bytes())
+    at = int(where * len(data))
+    if how == "cut":
+        del data[at:]
+    elif how == "page":
+        data[at : at + 512] = b"\xa5" * len(data[at : at + 512])
+    elif data:
+        data[at] ^= 1 << at % 8
+    path.write_bytes(data)
+
+
+@settings(max_examples=40, deadline=None)
+@example(journal=[("flip", 0.2246059904059581)], backup=[])  # the kind of an event is no text any more
+@example(journal=[("flip", 0.0)], backup=[("flip", 0.05078125)])  # the backup names a column otherwise
+@given(journal=st.lists(HARMS, min_size=1, max_size=3), backup=st.lists(HARMS, max_size=1))
+def test_however_a_journal_and_its_backup_are_damaged_it_is_one_sentence_and_no_image_is_lost(
+    template, journal, backup
+):
+    with tempfile.TemporaryDirectory() as folder:
+        path = shutil.copytree(template, Path(folder) / "w")
+        before = pictures(path / "images")
+        for name, harms in (("journal.sqlite", journal), ("journal.backup.sqlite", backup)):
+            for how, where in harms:
+                harm(path / name, how, where)
+        hurt = (path / "journal.sqlite").read_bytes()
+        said = []
+        try:
+            with Workspace.open(path) as workspace:
+                said = workspace.report
+                if any("journal is damaged" in sentence for sentence in said):
+                    assert hurt in [file.read_bytes() for file in path.glob("set-aside/*/journal.sqlite")]
+                labels(workspace)
+                workspace.journal.events_after(0)
+        except UserError as error:
+            said = [*said, str(error)]
+        assert all(len(sentence.splitlines()) == 1 for sentence in [*said, *map(str, verify_workspace(path))])
+        assert pictures(path / "images") | away(path) == before
+
+
+# An older journal, and what it does not know ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_ages(tmp_path) -> tuple[Path, Path, Path]:
+    """A workspace, and copies of its journal when it had 12 labels and when it had 52; no backup."""
+    path, older, newer = tmp_path / "w", tmp_path / "older.sqlite", tmp_path / "newer.sqlite"
+    with Workspace.open(path) as workspace:
+        label(workspace, 12)
+        save(workspace)
+        backup_journal(workspace.layout.journal, older)
+        label(workspace, 40)
+        save(workspace)
+        backup_journal(workspace.layout.journal, newer)
+    return path, older, newer
+
+
+def test_what_an_older_journal_does_not_know_is_set_aside(two_ages):
+    path, older, _ = two_ages
+    before = pictures(path / "images")
+    shutil.copy(older, path / "journal.sqlite")
+    with Workspace.open(path) as workspace:
+        assert names(workspace) == ["step-000000013"]
+        assert len(workspace.report) == 3
+        assert pictures(path / "images").keys() == workspace.journal.image_files().keys()
+    assert len(away(path)) == 40 and pictures(path / "images") | away(path) == before
+    check_whole(path)
+    (place,) = path.glob("set-aside/*")
+    for name in sorted(away(path))[:5]:  # as if it had been killed before the last few
+        (place / "images" / name).rename(path / "images" / name)
+    with Workspace.open(path) as workspace:
+        assert len(workspace.report) == 2
+    assert pictures(path / "images") | away(path) == before
+    with Workspace.open(path) as workspace:
         assert workspace.report == []
-    assert list(tmp_path.glob("damaged-*")) == []
+
+
+def test_neither_a_checkpoint_nor_a_backup_of_other_events_with_the_same_numbers_is_used(two_ages):
+    path, older, newer = two_ages
+    shutil.copy(older, path / "journal.sqlite")
+    shutil.copy(newer, path / "journal.backup.sqlite")
+    with Workspace.open(path, learning=False) as beside:  # nobody has put it in order yet
+        pen = beside.journal.create_class("pen")
+        beside.journal.label([1, 2], pen)
+        for number in range(60):
+            beside.journal.create_class(f"class {number}")
+    assert any("has learned another event 53" in str(problem) for problem in verify_workspace(path))
+    with Workspace.open(path) as workspace:
+        assert names(workspace) == ["step-000000013"] and len(away(path)) == 40
+        assert workspace.journal.labels_of([1, 2]) == {1: pen, 2: pen}
+    assert len(list(path.glob("set-aside/*/journal.backup.sqlite"))) == 1, "its labels are not lost"

@@ -1,5 +1,5 @@
 // This browser's camera: shown on the page as it is, while its frames go to the server as fast as that takes them.
-import { PAGE } from "./common.js";
+import { PAGE, ask } from "./common.js";
 import { jpeg } from "./pictures.js";
 
 const PAUSE_MS = 100, RETRY_MS = 1000;
@@ -14,14 +14,12 @@ const NO_CAMERA = "browsers give their camera only to pages on this machine or o
 const GONE = "the camera has gone: plug it in, then choose the camera again";
 const TAKEN = "another page has taken the camera over: choose the camera here to take it back";
 
-/** What the person has chosen, remembered by the browser: which camera, and whether it is shown like in a mirror. */
+/** Which camera the person has chosen, remembered by the browser. */
 export const chosen = {
   get device() { return localStorage.edgeCamera ?? ""; },
   set device(id) { localStorage.edgeCamera = id; },
   get name() { return localStorage.edgeCameraName ?? ""; },
   set name(name) { localStorage.edgeCameraName = name; },
-  get mirror() { return localStorage.edgeMirror === "yes"; },
-  set mirror(on) { localStorage.edgeMirror = on ? "yes" : "no"; },
   get used() { return "edgeCamera" in localStorage; },
 };
 
@@ -88,7 +86,9 @@ export class BrowserCamera {
     const live = this.media?.getVideoTracks().some((track) => track.readyState === "live" && !track.muted);
     if (live) { this.video.play().catch(() => {}); return; }
     this.media = null;
-    if (await this.start()) this.begin(); else this.gone();
+    if (await this.start()) { this.begin(); return; }
+    this.stop(); // or its last picture would go on to the server
+    this.gone();
   }
 
   /** Some browsers give their cameras other ids every time; if none has the name either, any camera will do. */
@@ -109,9 +109,8 @@ export class BrowserCamera {
     try {
       const picture = document.hidden ? null : await this.grab();
       if (picture && this.sending === media) {
-        const response = await fetch(`/edge/camera?page=${PAGE}`, { method: "POST", body: picture });
-        if (!response.ok) throw new Error(String(response.status));
-        if ((await response.json()).taken && this.sending === media) { this.lose(TAKEN); return; }
+        const { taken } = await ask(`/edge/camera?page=${PAGE}`, picture);
+        if (taken && this.sending === media) { this.lose(TAKEN); return; }
       }
     } catch {
       pause = RETRY_MS; // the program may just be starting again

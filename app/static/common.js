@@ -12,15 +12,27 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Make these the children. What is there already is not moved: that would take the focus from it. */
+export function setChildren(place, wanted) {
+  const kept = new Set(wanted);
+  for (const each of [...place.children]) if (!kept.has(each)) each.remove();
+  wanted.forEach((each, index) => {
+    if (place.children[index] !== each) place.insertBefore(each, place.children[index] ?? null);
+  });
+}
+
+/** A button; `content` is a text, or a list of children. */
+export const button = (id, content, onclick, extra = {}) => make("button", { id, class: "edge-button", type: "button", onclick, ...extra }, ...[content].flat());
+
 /** Whether somebody can see it: other tabs stay in the page, hidden. */
 export const isShown = (element) => Boolean(element && element.offsetParent);
 
-const DIGITS = "1234567890"; // of the first ten classes, unless a person has chosen other keys
+const DIGITS = "1234567890"; // keys of the first ten classes
 
 /** Whether a key press is meant for this tab, and not for a field, a dialog or the browser itself. */
 export function isForTab(event, place) {
   if (!isShown(place) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return false;
-  return !event.target.closest?.("input:not([type=checkbox], [type=color], [type=range]), select, textarea, [contenteditable]");
+  return !event.target.closest?.("input:not([type=checkbox], [type=range]), select, textarea, [contenteditable]");
 }
 
 /** A sentence in its place on a tab. */
@@ -34,12 +46,6 @@ export const percent = (share) => `${Math.round(100 * share)} %`;
 export const keyed = (text, key) => [`${text} `, make("kbd", {}, key)];
 /** How sure an answer is, if that was measured. */
 export const sureness = (share, calibrated) => (calibrated ? ` ${percent(share)}` : "");
-
-export function bytes(size) {
-  for (const [unit, factor] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]])
-    if (size >= factor) return `${(size / factor).toFixed(size < 10 * factor ? 2 : 1)} ${unit}`;
-  return `${size} B`;
-}
 
 export const state = { now: null, listeners: [], version: "" };
 
@@ -56,26 +62,19 @@ export const counted = (number, thing) => `${number.toLocaleString("en")} ${thin
 export function hear(fresh) {
   const before = state.now;
   state.version = fresh.version;
-  if (before && !fresh.whole && !fresh.classes.length && !fresh.gone.length) {
+  if (before && !fresh.whole && !fresh.classes.length) {
     fresh.classes = before.classes;
     fresh.classById = before.classById;
   } else {
     const known = new Map(fresh.whole ? [] : before?.classById);
-    for (const id of fresh.gone) known.delete(id);
     for (const row of fresh.classes) known.set(row.id, row);
-    fresh.classes = [...known.values()].sort((one, other) => one.place - other.place || one.id - other.id);
-    giveKeys(fresh.classes);
+    fresh.classes = [...known.values()].sort((one, other) => one.id - other.id);
+    fresh.classes.forEach((row, place) => { row.key = DIGITS[place] ?? ""; });
     fresh.classById = known;
   }
   if (before && before.room !== fresh.room) { location.reload(); return; } // numbers of samples and classes mean something else there
   state.now = fresh;
   for (const listener of state.listeners) listener(fresh);
-}
-
-/** A class has the key that was chosen for it, or the digit of its place unless another class has that. */
-function giveKeys(classes) {
-  const taken = new Set(classes.map((row) => row.chosen));
-  classes.forEach((row, place) => { row.key = row.chosen || (taken.has(DIGITS[place]) ? "" : DIGITS[place] ?? ""); });
 }
 
 export const classOfKey = (now, key) => now?.classes.find((row) => row.key === key);
@@ -93,37 +92,54 @@ export function act(action) {
   return done;
 }
 
-async function send(action) {
-  let response;
-  try {
-    response = await fetch(`/edge/act?${since()}`, {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(action),
-    });
-  } catch {
-    throw new Error("the program does not answer: is it still running? Look whether this was saved once it does.");
-  }
+/** What the server answers, as JSON; a refusal is thrown as its sentence. */
+export async function ask(path, body) {
+  const response = await fetch(path, body === undefined ? {} : { method: "POST", body });
   const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
   if (answer.error) throw new Error(answer.error);
   if (answer.state) hear(answer.state);
   return answer;
 }
 
-export async function get(path) {
-  const response = await fetch(path);
-  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
-  if (answer.error) throw new Error(answer.error);
-  return answer;
+async function send(action) {
+  try {
+    return await ask(`/edge/act?${since()}`, JSON.stringify(action));
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    throw new Error("the program does not answer: is it still running? Look whether this was saved once it does.");
+  }
 }
 
-/** Ask a question in a dialog; resolves to true when it is confirmed. */
+/** Perform an action, and say what came of it; resolves to the answer, or to null. */
+export async function perform(action, say) {
+  try {
+    const answer = await act(action);
+    say(answer.message);
+    return answer;
+  } catch (error) {
+    say(error.message, true);
+    return null;
+  }
+}
+
+/** A dialog that is open until it is closed, and gone then. */
+export function openDialog(attributes, ...children) {
+  const dialog = make("dialog", { class: "edge-dialog", ...attributes }, ...children);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+export const closeButton = () => make("form", { method: "dialog" }, make("button", { class: "edge-button" }, "Close"));
+
+/** Ask a question, a text or a list of elements; resolves to true when it is confirmed. */
 export function confirmed(question, yes = "Yes") {
   return new Promise((resolve) => {
-    const dialog = make("dialog", { class: "edge-dialog", onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); } },
-      make("p", {}, question),
+    const dialog = openDialog({ onclose: () => resolve(dialog.returnValue === "yes") },
+      make("h2", {}, yes), make("p", {}, ...[question].flat()),
       make("form", { method: "dialog", class: "edge-row" },
         make("button", { value: "no", class: "edge-button" }, "Cancel"),
         make("button", { value: "yes", class: "edge-button danger" }, yes)));
-    document.body.append(dialog);
-    dialog.showModal();
   });
 }

@@ -1,5 +1,5 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
-import { act, counted, get, hear, make, since, state } from "./common.js";
+import { act, counted, ask, hear, make, since, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
@@ -17,8 +17,9 @@ const PHASES = { idle: "idle", learning: "learning", rehearsing: "rehearsing", s
 function showStrip(now) {
   const strip = document.getElementById("strip");
   if (!strip) return;
-  if (phase.parentElement !== strip) strip.replaceChildren(make("strong", {}, "Edge HPCR"), workspace, phase, verdict);
-  const waiting = now.waiting ? ` (${now.waiting} to learn)` : "", { level, number, sentence } = now.verdict;
+  if (phase.parentElement !== strip) strip.replaceChildren(make("h1", {}, "Edge HPCR"), workspace, phase, verdict);
+  const waiting = now.waiting ? ` (${now.waiting} to learn)` : "", { level, number, advice } = now.verdict;
+  const sentence = now.verdict.sentence.replace(advice, "").trim(); // which Teach and Accuracy say
   const { demonstration } = now, labels = ` · ${counted(now.labels, "label")}${waiting}`;
   const text = JSON.stringify([now.workspace, demonstration, now.phase, labels, now.verdict]);
   if (strip.dataset.text === text) return;
@@ -38,7 +39,7 @@ function showStrip(now) {
 const workspace = make("button", { id: "workspace", class: "edge-button", type: "button", title: "the workspace that is open: open another, or make one", onclick: openWorkspaces });
 const phase = make("span", {}), verdict = make("span", { id: "verdict" });
 const back = make("button", { id: "leave-demonstration", class: "edge-button primary", type: "button", onclick: () => act({ do: "leave_demonstration" }).catch((error) => console.error(error)) }, "Back to my workspace");
-const room = make("div", { id: "room", hidden: true }, make("span", {}, "This is the demonstration, in a workspace of its own: nothing of it stays."), back);
+const room = make("div", { id: "room", hidden: true }, make("span", {}, "This is the demonstration, in a workspace of its own. Nothing is saved."), back);
 const problems = make("div", { id: "problems", role: "alert" });
 
 /** What is wrong now comes first and stays until it is over; what happened once can be put away. */
@@ -55,14 +56,16 @@ function showLost() {
   const strip = document.getElementById("strip");
   if (!strip || strip.dataset.text === "lost") return;
   strip.dataset.text = "lost";
-  strip.replaceChildren(make("strong", {}, "Edge HPCR"), make("span", { class: "problem" }, "⚠ the program does not answer; this page goes on as soon as it does"));
+  strip.replaceChildren(make("h1", {}, "Edge HPCR"), make("span", { class: "problem" }, "⚠ the program does not answer; this page goes on as soon as it does"));
 }
 
 // Keys ---------------------------------------------------------------------------------------------------------------
 
+const BUTTONS = ":is(#strip, #room, #problems, #teach, #review, #review-large, [role=tablist]) :is(button, summary)";
+
 /** After a click by mouse or finger Space belongs to the tab again, and does not press that button once more. */
 document.addEventListener("click", (event) => {
-  const pressed = event.detail ? event.target.closest?.("#strip, #room, #problems, #teach, [role=tablist]") && event.target.closest("button, summary") : null;
+  const pressed = event.detail ? event.target.closest?.(BUTTONS) : null;
   pressed?.blur(); // before it acts: a dialog gives the focus back to whatever had it
   if (pressed) setTimeout(() => pressed.blur());
 }, true);
@@ -105,7 +108,7 @@ async function beat() {
   let pause = document.hidden ? HIDDEN_MS : VISIBLE_MS;
   try {
     mount();
-    hear(await get(`/edge/state?${since()}`));
+    hear(await ask(`/edge/state?${since()}`));
   } catch (error) {
     if (error instanceof TypeError) showLost(); else console.error(error);
     pause = LOST_MS;
@@ -114,5 +117,5 @@ async function beat() {
 }
 
 state.listeners.push(showStrip, showProblem, showBadge);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) get(`/edge/state?${since()}`).then(hear).catch(() => {}); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(`/edge/state?${since()}`).then(hear).catch(() => {}); });
 beat();

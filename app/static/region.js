@@ -1,8 +1,6 @@
-// The part of the picture that is looked at: drawn on it, or given in numbers. It belongs to the source, not to the page.
-import { make } from "./common.js";
-import { chosen } from "./camera.js";
+// The part of the picture that is looked at: a rectangle drawn on it. It belongs to the source, not to the page.
+import { button, make } from "./common.js";
 
-const SIDES = ["left", "top", "width", "height"];
 const within = (share) => Math.min(1, Math.max(0, share));
 
 export class RegionFrame {
@@ -11,21 +9,16 @@ export class RegionFrame {
     this.teach = teach;
     this.start = null; // where the rectangle that is being drawn begins
     this.outline = make("div", { id: "region", hidden: true });
-    this.open = make("button", { id: "region-draw", class: "edge-button", type: "button", "aria-expanded": "false", title: "learn and answer only what is inside a rectangle", onclick: () => this.toggle() }, "Only a part …");
-    this.clear = make("button", { id: "region-clear", class: "edge-button", type: "button", title: "learn and answer the whole picture again", onclick: () => this.send(null) }, "Whole picture");
-    this.fields = SIDES.map((side) => make("input", { id: `region-${side}`, type: "number", step: "any", "aria-label": `${side} in percent` }));
-    this.form = make("form", { id: "region-form", class: "edge-row", novalidate: true, hidden: true, onsubmit: (event) => { event.preventDefault(); this.send(this.fields.map((field) => field.valueAsNumber / 100)); } },
-      make("span", {}, "Draw a rectangle on the picture; or, in percent of it:"),
-      ...SIDES.map((side, place) => make("label", {}, `${side} `, this.fields[place])),
-      make("button", { id: "region-use", class: "edge-button primary", type: "submit" }, "Use"),
-      make("button", { class: "edge-button", type: "button", onclick: () => this.toggle(false) }, "Cancel"));
+    this.open = button("region-draw", "Crop …", () => this.toggle(), { "aria-expanded": "false", title: "learn and answer only what is inside a rectangle" });
+    this.clear = button("region-clear", "Whole picture", () => this.send(null), { title: "learn and answer the whole picture again" });
+    this.hint = make("p", { id: "region-hint", class: "edge-row", hidden: true }, "Draw a rectangle on the picture.", button(null, "Cancel", () => this.toggle(false)));
   }
 
   /** Listen to the pointer on the picture. */
   watch(screen) {
     this.screen = screen;
     screen.addEventListener("pointerdown", (event) => {
-      if (this.form.hidden || !(this.start = this.point(event))) return;
+      if (this.hint.hidden || !(this.start = this.point(event))) return;
       event.preventDefault();
       screen.setPointerCapture(event.pointerId);
     });
@@ -37,17 +30,15 @@ export class RegionFrame {
       this.send(region);
     });
     screen.addEventListener("pointercancel", () => { this.start = null; });
-    document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !this.form.hidden) this.toggle(false); });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !this.hint.hidden) this.toggle(false); });
     window.addEventListener("resize", () => this.place(this.teach.now?.source.region));
   }
 
-  toggle(open = this.form.hidden) {
-    this.form.hidden = !open;
+  toggle(open = this.hint.hidden) {
+    this.hint.hidden = !open;
     this.start = null;
     this.open.setAttribute("aria-expanded", String(open));
     this.screen.classList.toggle("drawing", open);
-    const [left, top, width, height] = this.teach.now?.source.region ?? [0, 0, 1, 1];
-    [left, top, width, height].forEach((share, place) => { this.fields[place].value = Math.round(1e4 * share) / 100; });
   }
 
   async send(region) {
@@ -59,7 +50,7 @@ export class RegionFrame {
   show(now, visible) {
     this.open.hidden = !visible;
     this.clear.hidden = !visible || !now.source.region;
-    if (!visible && !this.form.hidden) this.toggle(false);
+    if (!visible && !this.hint.hidden) this.toggle(false);
     if (!this.start) this.place(visible ? now.source.region : null);
   }
 
@@ -73,7 +64,7 @@ export class RegionFrame {
     const scale = Math.min(shown.clientWidth / width, shown.clientHeight / height);
     return {
       left: (shown.clientWidth - width * scale) / 2, top: (shown.clientHeight - height * scale) / 2,
-      width: width * scale, height: height * scale, mirrored: shown === video && chosen.mirror,
+      width: width * scale, height: height * scale,
     };
   }
 
@@ -82,8 +73,7 @@ export class RegionFrame {
     const area = this.area();
     if (!area) return null;
     const box = this.screen.getBoundingClientRect();
-    const across = within((event.clientX - box.left - this.screen.clientLeft - area.left) / area.width);
-    return [area.mirrored ? 1 - across : across, within((event.clientY - box.top - this.screen.clientTop - area.top) / area.height)];
+    return [within((event.clientX - box.left - this.screen.clientLeft - area.left) / area.width), within((event.clientY - box.top - this.screen.clientTop - area.top) / area.height)];
   }
 
   drawn(event) {
@@ -97,9 +87,8 @@ export class RegionFrame {
     this.outline.hidden = !area;
     if (!area) return;
     const [left, top, width, height] = region;
-    const across = area.mirrored ? 1 - left - width : left;
     Object.assign(this.outline.style, {
-      left: `${area.left + across * area.width}px`, top: `${area.top + top * area.height}px`,
+      left: `${area.left + left * area.width}px`, top: `${area.top + top * area.height}px`,
       width: `${width * area.width}px`, height: `${height * area.height}px`,
     });
   }

@@ -1,31 +1,39 @@
 // The Teach tab: the picture with the answer on it, a card and a key for every class, and what to do next.
-import { PAGE, act, classOfKey, counted, get, isForTab, isShown, make, percent, state, sureness, tell } from "./common.js";
+import { PAGE, act, button, classOfKey, closeButton, isForTab, isShown, make, openDialog, percent, perform, state, sureness, tell } from "./common.js";
 import { BrowserCamera, chosen } from "./camera.js";
 import { Cards, NONE_OF_THESE } from "./cards.js";
-import { Pile, bring, bringFiles } from "./pictures.js";
-import { historyButton } from "./history.js";
+import { bring, bringFile } from "./pictures.js";
+import { backAndForth } from "./history.js";
 import { RegionFrame } from "./region.js";
 import { Sources } from "./sources.js";
 
-const MOST_BURST = 30; // the server keeps frames for ten seconds
-const BURST_MS = 100; // between two of them
-const UNMEASURED = "once it has about 20 different pictures to measure itself on (a burst counts as one)";
+const MOST_BURST = 100; // the server keeps frames for ten seconds
+const BURST_MS = 100, HELD_MS = 400; // between two of them; a shorter press means one picture
+const UNCALIBRATED = "Confidence not calibrated yet: that takes about 20 different pictures (a burst counts as one).";
 const KEY_HELP = [
-  ["1 … 9, 0", "label the picture as that class; on Classes you choose other keys and the order"],
+  ["1 … 9, 0", "label the picture as that class; held down: every picture, until you let go"],
   ["n", "a new class: type its name, Enter"],
-  ["x", "none of these: it shall be unknown"],
-  ["Space", "hold the picture still; again: let it go without a label"],
-  ["b (hold)", "label every frame as the last class, until you let go"],
-  ["u", "undo the last action"],
-  ["r", "redo it"],
+  ["x", "not one of my classes: it becomes unknown"],
+  ["Space", "hold the picture; again: let it go without a label"],
+  ["u", "undo"],
+  ["r", "redo"],
   ["?", "show these keys"],
 ];
+
+function showKeys() {
+  openDialog({ id: "key-help", "aria-label": "Keys" },
+    make("h2", {}, "Keys"),
+    make("dl", {}, ...KEY_HELP.flatMap(([key, meaning]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, meaning)])),
+    closeButton());
+}
 
 export function mountTeach(place) {
   const page = new Teach(place);
   document.addEventListener("keydown", (event) => page.keyDown(event));
   document.addEventListener("keyup", (event) => page.keyUp(event));
-  window.addEventListener("blur", () => page.endBurst());
+  for (const end of ["blur", "pointerup"]) window.addEventListener(end, () => page.endBurst());
+  window.addEventListener("pointercancel", () => page.dropBurst()); // a finger scrolls
+  window.addEventListener("pagehide", () => page.letGo());
   document.addEventListener("visibilitychange", () => { if (document.hidden) page.endBurst(); });
   return (now) => page.show(now);
 }
@@ -37,10 +45,8 @@ class Teach {
     this.lastClass = null;
     this.burst = null;
     this.awaited = null; // the label whose lesson we wait for
-    this.pile = null; // pictures that this page goes through
     this.camera = new BrowserCamera((problem) => this.say(problem, true), () => { this.endBurst(); this.show(this.now); });
     this.build();
-    this.watchPreview();
   }
 
   build() {
@@ -52,14 +58,12 @@ class Teach {
     this.message = make("p", { id: "message", role: "status", "aria-live": "polite" });
     this.lesson = make("p", { id: "lesson", role: "status", "aria-live": "polite" });
     this.guide = make("p", { id: "guide" });
-    this.held = make("p", { id: "held", hidden: true }, "held still: label it, or let it go");
+    this.held = make("p", { id: "held", hidden: true }, "Held: label it, or let it go");
     this.cards = new Cards(this);
+    this.file = make("input", { id: "try-file", type: "file", accept: "image/*", hidden: true, "aria-label": "a picture to try", onchange: () => this.tryPicture() });
+    this.tryButton = button("try-picture", "Try a picture …", () => this.file.click(), { title: "see what it says about a picture that you have" });
     this.region = new RegionFrame(this);
     this.sources = new Sources(this);
-    this.help = make("dialog", { id: "key-help", class: "edge-dialog", "aria-label": "Keys" },
-      make("h3", {}, "Keys"),
-      make("dl", {}, ...KEY_HELP.flatMap(([key, meaning]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, meaning)])),
-      make("form", { method: "dialog" }, make("button", { class: "edge-button" }, "Close")));
     this.screen = make("div", { class: "teach-screen", id: "screen" }, this.camera.video, this.picture, this.region.outline, this.answer, this.held);
     this.region.watch(this.screen);
     this.columns = make("div", { class: "teach-columns" });
@@ -67,60 +71,30 @@ class Teach {
       make("section", { class: "teach-picture", "aria-label": "picture" }, this.screen,
         make("div", { class: "teach-notes" }, this.guide, this.message, this.lesson)),
       make("section", { class: "teach-side", "aria-label": "classes" },
-        this.answers, this.newClassForm(), this.tools(), this.cards.element, this.cards.health, this.unknownSlider()),
+        this.answers, this.newClassForm(), this.tools(), this.cards.element),
       this.sources.element);
-    this.place.replaceChildren(this.columns, this.help, this.cards.enlarged);
-    this.showMirror();
+    this.place.replaceChildren(this.columns);
   }
 
   newClassForm() {
     this.name = make("input", { id: "new-class-name", maxlength: 100, placeholder: "name of the new class", "aria-label": "name of the new class", autocomplete: "off", dir: "auto" });
     this.name.addEventListener("keydown", (event) => { if (event.key === "Escape") this.cancelNewClass(); });
     this.newClass = make("form", { id: "new-class", hidden: true, onsubmit: (event) => { event.preventDefault(); this.createClass(); } },
-      this.name, make("button", { class: "edge-button primary", type: "submit" }, "Save"), make("button", { class: "edge-button", type: "button", onclick: () => this.cancelNewClass() }, "Cancel"));
+      this.name, make("button", { class: "edge-button primary", type: "submit" }, "Save"), button(null, "Cancel", () => this.cancelNewClass()));
     return this.newClass;
   }
 
   tools() {
-    const tool = (id, label, key, action, title, kind = "") => make("button", { id, class: `edge-button ${kind}`, type: "button", title, onclick: action }, label, make("kbd", {}, key));
-    this.burstButton = tool("burst", "Burst", "b", null, "hold down to label every frame as the last class");
-    this.burstButton.addEventListener("pointerdown", () => this.beginBurst());
-    for (const end of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) this.burstButton.addEventListener(end, () => this.endBurst());
-    this.burstButton.addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); if (!event.repeat) this.beginBurst(); } });
-    this.holdButton = tool("hold", "Hold", "Space", () => this.toggleHold(), "hold the picture still, or let it go");
+    const tool = (id, label, key, action, title, kind = "") => button(id, [label, make("kbd", {}, key)], action, { class: `edge-button ${kind}`, title });
+    this.holdButton = tool("hold", "Hold", "Space", () => this.toggleHold(), "hold the picture, or let it go");
     return make("div", { class: "teach-tools" },
       make("div", { class: "edge-row", role: "group", "aria-label": "this picture" },
         tool("new-class-open", "New class", "n", () => this.openNewClass(), "name what the picture shows", "primary"),
-        this.burstButton, this.holdButton,
-        tool("none-of-these", "None of these", "x", () => this.labelNone(), "none of your classes: pictures like it shall be called unknown")),
+        this.holdButton,
+        tool("none-of-these", "None of these", "x", () => this.labelNone(), "not one of my classes: pictures like it become unknown")),
       make("div", { class: "edge-row", role: "group", "aria-label": "back and forth" },
-        tool("undo", "Undo", "u", () => this.perform({ do: "undo" }), "undo the last action"),
-        tool("redo", "Redo", "r", () => this.perform({ do: "redo" }), "redo it"),
-        historyButton((text, bad) => this.say(text, bad)),
-        tool("keys", "Keys", "?", () => this.help.showModal(), "show the keys", "keys-only")));
-  }
-
-  unknownSlider() {
-    this.share = make("input", { id: "unknown-share", type: "range", min: 0, max: 30, step: 1, "aria-describedby": "unknown-effect", oninput: () => this.tryShare() });
-    this.share.addEventListener("change", async () => { await this.perform({ do: "set_unknown_share", share: Number(this.share.value) / 100 }); this.setting = null; });
-    this.effect = make("p", { id: "unknown-effect", role: "status" });
-    this.unknown = make("details", { id: "unknown-line", ontoggle: () => this.tryShare() }, make("summary", {}, "When is something unknown?"),
-      make("label", {}, "hardly ever ", this.share, " sooner"), this.effect);
-    return this.unknown;
-  }
-
-  /** What the slider's place would have done to the last pictures. */
-  async tryShare() {
-    if (!this.unknown.open) return;
-    const share = Number(this.share.value) / 100;
-    this.setting = share;
-    const tried = await get(`/edge/unknown?share=${share}`).catch((error) => ({ error }));
-    if (this.setting !== share && this.setting !== null) return; // the slider has moved on
-    const promise = `About ${Math.round(100 * share)} in 100 pictures of known things will be called unknown by mistake.`;
-    this.effect.textContent = tried.error ? tried.error.message
-      : !tried.calibrated ? `It can tell what is unknown ${UNMEASURED}.`
-        : `${promise} Of the last ${counted(tried.pictures, "picture")} it would call ${tried.unknown} unknown.`;
-    this.setting = null;
+        ...backAndForth("", (action) => this.perform(action)),
+        tool("keys", "Keys", "?", () => showKeys(), "show the keys", "keys-only")));
   }
 
   // Showing the state --------------------------------------------------------------------------------------------------
@@ -130,27 +104,25 @@ class Teach {
     const first = !this.now;
     this.now = now;
     if (first && now.source.browser && (now.source.owner === PAGE || (!now.source.owner && chosen.used))) this.sources.useCamera(true);
-    else if (first) this.sources.chooseFirst();
     if (this.camera.sending && !now.source.browser) this.camera.stop(); // somebody has chosen another source
     if (!isShown(this.place)) return;
-    this.choosing = this.sources.show(now, this.screen, this.pile);
+    this.choosing = this.sources.show(now, this.screen);
     this.columns.classList.toggle("beginning", this.choosing && !now.classes.length);
     this.camera.region = now.source.region;
     this.showPicture(now);
-    this.region.show(now, !this.pile && !this.choosing && now.source.phase !== "closed");
+    this.region.show(now, !this.choosing && now.source.phase !== "closed");
     this.showAnswer(now);
     this.cards.show(now, this.lastClass);
     this.showGuide(now);
     this.showLesson(now);
-    if (document.activeElement !== this.share && !this.unknown.open) this.share.value = Math.round(100 * now.unknown_share);
   }
 
-  get isPreview() { return this.camera.running && !this.pile && !this.now?.frame?.held && this.newClass.hidden; }
+  get isPreview() { return this.camera.running && !this.choosing && !this.now?.frame?.held && this.newClass.hidden; }
 
   showPicture(now) {
     const frame = now.frame;
-    this.held.hidden = this.pile || !frame?.held;
-    this.holdButton.firstChild.data = this.pile ? "Skip" : frame?.held ? "Let go" : "Hold";
+    this.held.hidden = !frame?.held;
+    this.holdButton.firstChild.data = frame?.held ? "Let go" : "Hold";
     if (!this.newClass.hidden) return; // the name that is being typed is this picture's
     this.camera.video.hidden = !this.isPreview;
     if (this.isPreview) {
@@ -159,7 +131,6 @@ class Teach {
       this.shownFrame = null;
       return;
     }
-    if (this.pile) { this.put(this.pile.url, "", false); return; }
     if (!frame || this.choosing) { this.picture.hidden = true; this.shownFrame = null; return; }
     this.put(`/edge/frame/${frame.number}`, frame.number, frame.small);
     if (frame.held) this.shownFrame = frame.number; // which was on the screen before
@@ -179,21 +150,12 @@ class Teach {
     if (this.isPreview) return;
     this.shownFrame = Number(this.picture.dataset.number) || null;
     this.screen.dataset.shown = this.picture.dataset.url;
-    if (this.burst && this.shownFrame) this.addToBurst();
+    if (this.burst && this.shownFrame !== null) this.addToBurst();
   }
-
-  /** Counts the camera's pictures as they are shown. */
-  watchPreview() {
-    const video = this.camera.video;
-    const next = () => { if (!video.hidden) this.screen.dataset.shown = this.previews = (this.previews ?? 0) + 1; video.requestVideoFrameCallback?.(next); };
-    video.requestVideoFrameCallback?.(next);
-  }
-
-  showMirror() { this.screen.classList.toggle("mirror", chosen.mirror); }
 
   /** One statement: what it is and how sure, or that it is unknown. */
   showAnswer(now) {
-    const asked = this.pile ? this.pile.answer : now.frame;
+    const asked = now.frame;
     const known = (asked?.top ?? []).filter(([id]) => now.classById.has(id)).map(([id, share]) => ({ ...now.classById.get(id), share }));
     this.answer.hidden = !known.length || this.choosing;
     const best = known[0], unknown = Boolean(asked?.unknown) || best?.name === NONE_OF_THESE;
@@ -204,13 +166,13 @@ class Teach {
     this.answerSure.textContent = unknown || alone || !best ? "" : sureness(best.share, asked.calibrated);
     if (!known.length || this.choosing) { this.answers.replaceChildren(); return; }
     if (unknown || alone) {
-      const why = unknown ? (asked.unknown ? `It looks like nothing that it has learned; the nearest is ${best.name}.` : "It looks like what you called none of these.") : "It knows one class, so it can only say that one.";
+      const why = unknown ? (asked.unknown ? `Unlike everything learned. The nearest is ${best.name}.` : "It looks like what you labelled none of these.") : "There is one class, so it is the only answer.";
       this.answers.replaceChildren(make("p", { id: unknown ? "unknown" : "alone" }, why));
       return;
     }
     if (!asked.calibrated) {
       const next = known[1] ? `The next nearest is ${known[1].name}. ` : "";
-      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}It says how sure it is ${UNMEASURED}.`));
+      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}${UNCALIBRATED}`));
       return;
     }
     this.answers.replaceChildren(...known.map(({ name, colour, share }, place) => make("div", { class: `answer${place === 0 ? " best" : ""}` },
@@ -243,8 +205,13 @@ class Teach {
     this.awaited = null;
     const name = (id) => now.classById.get(id)?.name ?? `class ${id}`;
     const said = (answer) => (!answer.top.length ? "nothing" : answer.unknown ? "unknown" : name(answer.top[0][0]) + sureness(answer.top[0][1], answer.calibrated));
-    const verb = lesson.held_out ? "measured with it" : "learned";
+    const verb = lesson.held_out ? "measured" : "learned";
     this.lesson.textContent = `${verb} in ${lesson.seconds.toFixed(1)} s · it said ${said(lesson.before)} · now ${said(lesson.after)}`;
+  }
+
+  /** A page that goes leaves no picture held still behind it. */
+  letGo() {
+    if (this.holds && this.now?.frame?.held) navigator.sendBeacon("/edge/act", JSON.stringify({ do: "hold", held: false }));
   }
 
   say(text, bad = false) {
@@ -254,20 +221,13 @@ class Teach {
   // Doing --------------------------------------------------------------------------------------------------------------
 
   async perform(action) {
-    try {
-      const answer = await act(action);
-      this.say(answer.message);
-      this.lesson.textContent = "";
-      return answer;
-    } catch (error) {
-      this.say(error.message, true);
-      return null;
-    }
+    const answer = await perform(action, (text, wrong) => this.say(text, wrong));
+    if (answer) this.lesson.textContent = "";
+    return answer;
   }
 
   /** The numbers of what is on the screen at this moment; a camera's picture has to get one first. */
   async frames() {
-    if (this.pile) return [await this.pile.number];
     if (this.isPreview) {
       const picture = this.camera.grab();
       return picture ? [(await bring(picture)).number] : [];
@@ -287,7 +247,6 @@ class Teach {
   afterLabel(answer) {
     if (!answer) return;
     if (answer.seq) { this.awaited = answer.seq; this.lesson.textContent = "learning …"; if (state.now) this.showLesson(state.now); }
-    if (this.pile) this.nextInPile();
   }
 
   openNewClass() {
@@ -297,16 +256,17 @@ class Teach {
     this.camera.video.pause();
     this.heldBefore = Boolean(this.now?.frame?.held);
     this.newClass.hidden = false;
+    this.holds = true;
     this.name.value = "";
     this.name.focus();
     this.newClass.scrollIntoView({ block: "nearest" });
-    if (!this.pile) act(this.frozen.then(([frame]) => ({ do: "hold", held: frame !== undefined, frame }))).catch(() => {});
+    act(this.frozen.then(([frame]) => ({ do: "hold", held: frame !== undefined, frame }))).catch(() => {});
   }
 
   closeNewClass(letGo = true) {
     this.newClass.hidden = true;
     this.name.blur();
-    if (letGo && !this.pile) act({ do: "hold", held: false }).catch(() => {});
+    if (letGo) act({ do: "hold", held: false }).catch(() => {});
   }
 
   /** A picture that was held still before stays so. */
@@ -322,71 +282,60 @@ class Teach {
   }
 
   toggleHold() {
-    if (this.pile) { this.nextInPile(); return; }
     if (this.now?.frame?.held) { this.perform({ do: "hold", held: false }); return; }
     const frames = this.frames();
     if (this.isPreview) this.camera.video.pause();
+    this.holds = true;
     this.perform(frames.then(([frame]) => ({ do: "hold", held: true, frame })));
   }
 
-  // A burst ------------------------------------------------------------------------------------------------------------
+  // A burst: from the press of a class's key or card until it is let go --------------------------------------------------
 
-  beginBurst() {
-    if (this.burst) return;
-    if (this.lastClass === null || !this.now?.classById.has(this.lastClass)) {
-      this.say("label one frame first: a burst goes on with the last class", true);
-      return;
-    }
-    this.burst = new Map(); // number of a frame, or of a moment: the promise of its number
-    this.burstClass = this.lastClass;
-    this.burstButton.classList.add("last");
+  beginBurst(classId, key = null) {
+    this.endBurst();
+    this.burst = { classId, key, begun: performance.now(), frames: new Map() }; // of a frame's number, or of a moment: the promise of its number
     this.addToBurst();
-    this.burstTimer = setInterval(() => { if (this.isPreview) this.addToBurst(); }, BURST_MS);
+    this.burst.timer = setInterval(() => { if (this.isPreview) this.addToBurst(); }, BURST_MS);
   }
 
   addToBurst() {
-    const key = this.isPreview ? performance.now() : this.shownFrame;
-    if (key !== null && !this.burst.has(key)) this.burst.set(key, this.frames());
-    this.say(`burst: ${this.burst.size} frames, saved when you let go`);
-    if (this.burst.size >= MOST_BURST) this.endBurst();
+    const { frames, classId, begun } = this.burst, key = this.isPreview ? performance.now() : this.shownFrame;
+    if (frames.size && performance.now() - begun < HELD_MS) return;
+    if (!frames.has(key)) frames.set(key, this.frames());
+    if (frames.size > 1) this.say(`${frames.size} pictures of ${this.now.classById.get(classId)?.name}, saved when you let go`);
+    if (frames.size < MOST_BURST) return;
+    this.endBurst();
+    this.say(`${MOST_BURST} pictures are the most at once: press again for more`);
+  }
+
+  dropBurst() {
+    clearInterval(this.burst?.timer);
+    this.burst = null;
   }
 
   endBurst() {
     if (!this.burst) return;
-    clearInterval(this.burstTimer);
-    const frames = [...this.burst.values()];
-    this.burst = null;
-    this.burstButton.classList.remove("last");
+    const { classId, frames } = this.burst;
+    this.dropBurst();
     // Those that got through: the camera may have gone in the middle.
-    this.label(this.burstClass, Promise.allSettled(frames).then((all) => all.flatMap((each) => each.value ?? [])));
+    this.label(classId, Promise.allSettled(frames.values()).then((all) => all.flatMap((each) => each.value ?? [])));
   }
 
-  // Pictures of the person's -------------------------------------------------------------------------------------------
+  // A picture of the person's ------------------------------------------------------------------------------------------
 
-  /** Label files as one class, by one action. */
-  async addPictures(files, { id = null, name }) {
-    if (!files.length) return;
-    this.say(`${counted(files.length, "picture")} on the way …`);
-    const { numbers, bad, left } = await bringFiles(files);
-    const action = id === null ? { do: "new_class", name, frames: numbers } : { do: "label", class: id, frames: numbers };
-    const answer = numbers.length ? await this.perform(action) : null;
-    if (answer?.seq) this.awaited = answer.seq;
-    const rest = [...(left ? [`${left} more were left out: at most 100 at once, or import a folder on Review`] : []), ...bad];
-    if (rest.length && (answer || !numbers.length)) this.say([...(answer ? [answer.message] : []), ...rest.slice(0, 2)].join(" · "), true);
+  /** Show it held still, with what the learner says; a key labels it. */
+  async tryPicture() {
+    const [file] = this.file.files;
+    this.file.value = "";
+    if (!file) return;
+    try {
+      const { number } = await bringFile(file);
+      this.holds = true;
+      await this.perform({ do: "hold", held: true, frame: number });
+    } catch (error) {
+      this.say(error.message, true);
+    }
   }
-
-  lookThrough(files) {
-    this.pile = new Pile(files, (problem) => { if (problem) this.say(problem, true); if (this.now) this.show(this.now); });
-    this.show(this.now);
-  }
-
-  nextInPile() {
-    this.pile.next();
-    if (this.pile.over) { this.endPile(); this.say("that was the last picture"); }
-    this.show(this.now);
-  }
-
-  endPile() { this.pile = null; }
 
   // Keys ---------------------------------------------------------------------------------------------------------------
 
@@ -394,17 +343,17 @@ class Teach {
     if (!isForTab(event, this.place)) return;
     const known = classOfKey(this.now, event.key), digit = /^\d$/.test(event.key);
     const actions = {
-      n: () => this.openNewClass(), " ": () => this.toggleHold(), b: () => this.beginBurst(), x: () => this.labelNone(),
-      u: () => this.perform({ do: "undo" }), r: () => this.perform({ do: "redo" }), "?": () => this.help.showModal(),
+      n: () => this.openNewClass(), " ": () => this.toggleHold(), x: () => this.labelNone(),
+      u: () => this.perform({ do: "undo" }), r: () => this.perform({ do: "redo" }), "?": () => showKeys(),
     };
     if (event.key === " " && event.target.closest?.("button, summary, a, input")) return; // Space presses the focused control
     if (!known && !digit && !actions[event.key]) return;
     event.preventDefault();
     if (event.repeat) return;
-    if (known) this.label(known.id);
+    if (known) this.beginBurst(known.id, event.key);
     else if (!digit) actions[event.key]();
     else this.say(`there is no class ${event.key} yet: press n to make one`, true);
   }
 
-  keyUp(event) { if (event.key === "b") this.endBurst(); }
+  keyUp(event) { if (event.key === this.burst?.key) this.endBurst(); }
 }

@@ -1,9 +1,7 @@
-"""The Models tab: published versions, publishing, going back, a picture to try, and how a device gets them."""
+"""The Models tab: published versions, publishing by hand, going back, and the devices."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from html import escape
 from pathlib import Path
@@ -11,317 +9,209 @@ from typing import Any
 
 import gradio as gr
 
-from app.published import Models, Publication, Version
 from app.studio import Studio
-from app.tabs import fleet, trial
-from app.tabs.parts import (
-    COPIES,
-    PLAIN,
-    QUIET,
-    command_html,
-    follow_when_shown,
-    saying_errors,
-    tick_while_shown,
-    whole,
-)
-from app.tabs.trial import VARIANT_NAMES
+from app.tabs import PLAIN, QUIET, Texts, empty, saying_errors
+from edge_hpcr.commands.devices import cells
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
-from export.device.manifest import MANIFEST
-from export.publish.publisher import PublisherStatus
-from export.publish.serve import DEFAULT_PORT
-
-TICK_SECONDS = 1.0
-NAMES_SHOWN = 6
-EMPTY = "No version is published yet. Teach a class or two, then press Publish now: devices can use the model from then on."
-LATENCY_NOTE = (
-    "Latency: the median of 50 runs of the model alone, one picture, one thread of this machine's CPU."
+from edge_hpcr.live.live_learner import LiveLearner
+from edge_hpcr.workspace.devices import Device, devices
+from edge_hpcr.workspace.settings import Settings
+from export.device import BadModel
+from export.device.manifest import Manifest
+from export.publish.publish import Published, PublisherStatus, publish, unchanged
+from export.publish.snapshot import snapshot_of
+from export.publish.versions import (
+    Pinned,
+    Refused,
+    held_out,
+    latest_version,
+    pinned,
+    rollback,
+    rolled_back,
+    versions,
 )
+
+TICK_SECONDS, DEVICES_SECONDS = 1.0, 5.0
+NAMES_SHOWN, DEVICES_SHOWN = 6, 200
+EMPTY = "No version is published yet. Teach a class or two, then press Publish now: devices can use the model from then on."
+NO_DEVICE = "No device has reported yet. Devices report to the server that gives them models: <code>python -m export serve</code>."
+
+
+# Publishing -----------------------------------------------------------------------------------------------------------
+
+
+def publish_now(live: LiveLearner, force: bool = False) -> Published:
+    """Publish what the learner knows now. Learning goes on meanwhile.
+
+    Raises `Refused` for a worse model, or the same again: with `force` it is published too.
+    """
+    exports, snapshot = live.workspace.layout.exports, snapshot_of(live)
+    if not force and (same := unchanged(exports, snapshot)) is not None:
+        raise Refused(f"nothing is new: version {same} holds step {snapshot.step:,} already")
+    try:
+        return publish(exports, snapshot, live.workspace.settings, force=force)
+    except BadModel as error:
+        raise UserError(f"not published: {error}") from None
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
-def versions_html(models: Models, versions: list[Version]) -> str:
-    if not versions:
-        return f'<p class="models-empty">{EMPTY}</p>'
-    rows = [_cells(models, version) for version in versions]
-    head = "".join(f"<th>{name}</th>" for name in rows[0])
+def table_html(rows: list[tuple[str, dict[str, str]]]) -> str:
+    """Rows of cells by the names of their columns, each row with its attributes."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows[0][1])
     body = "".join(
-        f'<tr data-version="{version.number}" class="{"current" if version.current else ""}">'
-        + "".join(f'<td data-label="{label}"><div>{cell}</div></td>' for label, cell in cells.items())
+        f"<tr {attributes}>"
+        + "".join(f'<td data-label="{label}"><div>{cell}</div></td>' for label, cell in row.items())
         + "</tr>"
-        for version, cells in zip(versions, rows, strict=True)
+        for attributes, row in rows
     )
-    return (
-        f'<table class="models-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f'<p class="models-note">{LATENCY_NOTE}</p>'
+    return f'<table class="edge-table stacked"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def versions_html(exports: Path) -> str:
+    """The newest first."""
+    found, current, left = versions(exports), latest_version(exports), rolled_back(exports)
+    if not found:
+        return empty(EMPTY)
+    rows = []
+    for manifest in reversed(found):
+        number = manifest.version
+        mark = " <strong>✓ current</strong>" if number == current else ""
+        mark += " <em>rolled back from</em>" if number == left else ""
+        names = [escape(each.name) for each in manifest.classes]
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        cells = {
+            "Version": f'<b class="narrow">v{number}</b>{mark}',
+            "Accuracy": f'<span class="narrow">{escape(held_out(manifest.facts))}</span>',
+            "Classes": f"{len(names)}: {', '.join(names[:NAMES_SHOWN])}{more}",
+            "Step": f"{manifest.step:,}",
+            "Published": f'<span class="narrow">{escape(manifest.created[:16].replace("T", " "))} UTC</span>',
+            "For a device": _files(manifest),
+        }
+        rows.append((f'class="{"current" if number == current else ""}"', cells))
+    return table_html(rows)
+
+
+def _files(manifest: Manifest) -> str:
+    """Everything for a device in one zip; and what the version lacks."""
+    files = {"fp32": manifest.model, **manifest.variants}
+    sizes = ", ".join(f"{variant.upper()} {format_bytes(file.bytes)}" for variant, file in files.items())
+    number = manifest.version
+    link = f'<a href="/edge/device/{number}.zip" title="the model, the runtime and its commands" download>v{number} as a zip</a>'
+    lacks = "".join(
+        f"<br>no {variant.upper()}: {escape(reason)}" for variant, reason in manifest.missing_variants.items()
     )
+    return f"{link}: {sizes}{lacks}"
 
 
-def _cells(models: Models, version: Version) -> dict[str, str]:
-    manifest = version.manifest
-    mark = ' <strong class="models-current">✓ current</strong>' if version.current else ""
-    mark += ' <em class="models-left">rolled back from</em>' if version.rolled_back_from else ""
-    names = [each.name for each in manifest.classes]
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    listed = escape(", ".join(names[:NAMES_SHOWN]) + more)
-    return {
-        "Version": f"<b>v{version.number}</b>{mark}",
-        "Held-out accuracy": escape(version.accuracy),
-        "Classes": f'{len(names)}: <span class="models-names">{listed}</span>',
-        "Step": f"{manifest.step:,}",
-        "Published": escape(manifest.created.replace("T", " ").replace("Z", " UTC")),
-        "Files": _files(models, version),
-    }
-
-
-def _files(models: Models, version: Version) -> str:
-    lines = []
-    for variant, file in version.files.items():
-        latency = models.latency(file)
-        if latency is None:
-            took = "latency not measured"
-        elif latency.milliseconds is None:
-            took = escape(latency.problem)
-        else:
-            took = f"{latency.milliseconds:.2f} ms"
-        address = f"/edge/model/{version.number}/{escape(file.file)}"
-        lines.append(
-            f'<li>{VARIANT_NAMES[variant]}: {format_bytes(file.bytes)}, {took}, <a href="{address}" download>download'
-            f'<span class="models-hidden"> {VARIANT_NAMES[variant]} of version {version.number}</span></a></li>'
-        )
-    for variant, reason in version.manifest.missing_variants.items():
-        lines.append(f"<li>no {VARIANT_NAMES.get(variant, escape(variant))}: {escape(reason)}</li>")
-    address = f"/edge/model/{version.number}/{MANIFEST}"
-    lines.append(f'<li><a href="{address}" download>manifest</a> with names, sizes and checksums</li>')
-    lines.append(
-        f'<li><a class="models-bundle" href="/edge/device/{version.number}.zip" download>everything for my device'
-        f'<span class="models-hidden">, version {version.number}</span></a>: model, runtime and commands in a zip</li>'
-    )
-    return f"<ul>{''.join(lines)}</ul>"
-
-
-def publication_html(publication: Publication) -> str:
-    return f'<p role="status" class="models-{publication.phase}">{escape(publication.text)}</p>'
-
-
-def periodic_text(steps: int, seconds: int, status: PublisherStatus | None) -> str:
-    """What the periodic publisher does, and why the last attempt published nothing."""
-    if not (steps or seconds) or status is None:
-        return "Models are published by hand only."
-    rhythm = " or ".join([f"{steps:,} steps"] * bool(steps) + [f"{seconds:,} s"] * bool(seconds))
-    parts = [f"Every {rhythm}, whenever there is something new."]
-    parts.append({"publishing": "It is publishing now.", "failed": "It has stopped."}.get(status.phase, ""))
+def periodic_text(settings: Settings, status: PublisherStatus) -> str:
+    """What publishes by itself, and why the last attempt published nothing."""
+    if not (settings.publish_steps or settings.publish_seconds):
+        return "Models are published by hand. To publish automatically, see Publishing on Settings."
+    text = {"publishing": "Publishing now.", "failed": "Publishing has stopped."}.get(status.phase, "")
     if status.at is not None:
-        parts.append(f"Last look {max(0, time.time() - status.at):.0f} s ago.")
-    if status.published is not None:
-        parts.append(f"Its last version is v{status.published.manifest.version}.")
+        text += f" Last checked {max(0, time.time() - status.at):.0f} s ago."
     if status.problem:
-        parts.append(f"The last attempt published nothing: {status.problem}.")
-    elif status.at is not None and status.published is None:
-        parts.append("There was nothing new to publish.")
-    return " ".join(filter(None, parts))
+        text += f" The last attempt published nothing: {status.problem}."
+    return f"Models are published automatically. {text}"
 
 
-def commands_html(workspace: Path) -> str:
-    python = shlex.quote(sys.executable)
-    folder = shlex.quote(str(workspace.resolve()))
-    exports = shlex.quote(str((workspace / "exports").resolve()))
-    port = DEFAULT_PORT
-    steps = {
-        "Classify on this machine; the camera is number 0": f"{python} -m export.runtime --models {exports} --source 0",
-        "Give models to devices in your network (write a long random text into token.txt first)": (
-            f"{python} -m export serve --workspace {folder} --host 0.0.0.0 --port {port} --token token.txt"
-        ),
-        "Classify on a device: it needs the folder export/ with its requirements, no PyTorch; THIS-MACHINE is this "
-        "machine's name or address": (
-            "python3 -m venv .venv-device && .venv-device/bin/pip install -r export/requirements.txt\n"
-            f".venv-device/bin/python -m export.runtime --models http://THIS-MACHINE:{port} --source 0 --token token.txt"
-        ),
-        "The variant in 8 bits, where a version has it": (
-            f"{python} -m export.runtime --models {exports} --source 0 --variant int8"
-        ),
-    }
-    listed = "".join(f"<li>{escape(what)}:{command_html(command)}</li>" for what, command in steps.items())
-    return (
-        f'<ol class="models-commands">{listed}</ol><p>A device prints a JSON line for each frame, changes to a new version '
-        "while it runs, and keeps the old one if the new one is damaged. More is in docs/export.md.</p>"
-    )
+def devices_html(found: list[Device], kept: Pinned | None, now: float) -> str:
+    """The table; those that have been silent for longest, or have a problem, first."""
+    if not found:
+        return f'<p class="empty">{NO_DEVICE}</p>'
+    order = sorted(found, key=lambda each: (not each.is_silent(now), each.problem is None, each.id))
+    rows = []
+    for device in order[:DEVICES_SHOWN]:
+        row = {name: escape(cell) for name, cell in cells(device, now).items()}
+        if kept is not None and device.id in kept.devices:
+            row["Version"] += f" (stays on v{kept.version})"
+        rows.append((f'data-device="{escape(device.id)}"', row))
+    more = len(found) - DEVICES_SHOWN
+    return table_html(rows) + (f"<p>And {more:,} more.</p>" if more > 0 else "")
 
 
 # What can be done -----------------------------------------------------------------------------------------------------
 
 
+def button(text: str, name: str, **options: Any) -> gr.Button:
+    return gr.Button(text, elem_id=f"models-{name}", **{"min_width": 160, "scale": 0, **options})
+
+
 def build(studio: Studio, tab: gr.Tab) -> None:
-    button: dict[str, Any] = {"min_width": 200, "scale": 0}
-    listing = gr.HTML(versions_html(studio.models, []), elem_id="models-versions", **PLAIN)
-    with gr.Row(elem_classes="models-actions"):
-        publish_button = gr.Button("Publish now", variant="primary", elem_id="models-publish", **button)
-        anyway_button = gr.Button(
-            "Publish anyway", visible=False, elem_id="models-publish-anyway", min_width=140
-        )
-        measure_button = gr.Button("Measure latency", elem_id="models-measure", **button)
-        int8 = gr.Checkbox(
-            label="with an INT8 variant",
-            info="kept only if it is faster here and as accurate; needs 20 held-out samples",
-            elem_id="models-int8",
-            min_width=200,
-        )
-    status = gr.HTML(publication_html(Publication()), elem_id="models-status", **PLAIN)
-    with gr.Row(elem_id="models-roll-row", elem_classes="models-actions"):
-        target = gr.Dropdown(
-            [],
-            label="Version for devices",
-            info="an older one is a rollback",
-            elem_id="models-target",
-            min_width=200,
-        )
-        roll_button = gr.Button("Make it current …", elem_id="models-roll", min_width=200, scale=0)
-    with gr.Row(visible=False, elem_classes="models-actions") as really:
+    listing = gr.HTML(empty(EMPTY), elem_id="models-versions", **PLAIN)
+    with gr.Row(elem_classes="tab-actions"):
+        publish_button = button("Publish now", "publish", variant="primary", min_width=200)
+        anyway_button = button("Publish anyway", "publish-anyway", visible=False)
+    status = gr.HTML("", elem_id="models-status", min_height=30, **PLAIN)
+    with gr.Row(elem_id="models-roll-row", elem_classes="tab-actions"):
+        named: Any = {"label": "Version", "info": "an older one is a rollback", "elem_id": "models-target"}
+        target = gr.Dropdown([], min_width=320, scale=0, **named)
+        roll_button = button("Use on devices …", "roll", min_width=200)
+    with gr.Row(visible=False, elem_classes="tab-actions") as really:
         question = gr.HTML("", elem_id="models-roll-question", **PLAIN)
-        yes_button = gr.Button(
-            "Yes, change it", variant="stop", elem_id="models-roll-yes", min_width=160, scale=0
-        )
-        no_button = gr.Button("Leave it", elem_id="models-roll-no", min_width=120, scale=0)
-    with gr.Accordion("Publish by itself", open=False, elem_id="models-periodic"):
-        periodic = _build_periodic(studio, tab)
-    with gr.Accordion("Try a picture, or the live camera", open=False, elem_id="models-try"):
-        tried = trial.build(studio, tab)
+        yes_button = button("Yes, use it", "roll-yes", variant="stop")
+        no_button = button("Cancel", "roll-no", min_width=120)
+    periodic = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
-        fleet.build(studio, tab)
-    with gr.Accordion("On a device", open=False, elem_id="models-device"):
-        # Asked for when a page is loaded: another workspace may be open by then.
-        gr.HTML(lambda: commands_html(studio.own.workspace.path), js_on_load=COPIES, **PLAIN)
-    seen = gr.State("")  # the versions that the two lists offer
-    timer = gr.Timer(TICK_SECONDS, active=False)
-    outputs = [listing, status, anyway_button, periodic, target, tried, seen]
+        _build_devices(studio, tab)
 
-    def show(was: str) -> list[Any]:
-        versions, publisher, settings = studio.models.versions(), studio.publisher, studio.workspace.settings
-        sentence = periodic_text(
-            settings.publish_steps, settings.publish_seconds, publisher.status() if publisher else None
-        )
-        now = ",".join(f"{each.number}{'*' if each.current else ''}" for each in versions)
-        return [
-            versions_html(studio.models, versions),
-            publication_html(studio.models.publication),
-            gr.update(visible=studio.models.publication.phase == "refused"),
-            f"<p>{escape(sentence)}</p>",
-            # Only when something has changed: a list that somebody has opened must not close under their hands.
-            *([gr.skip(), gr.skip()] if now == was else _choices(versions)),
-            now,
-        ]
+    def facts() -> tuple[Any, ...]:
+        exports = studio.own.workspace.layout.exports
+        found = [each.version for each in versions(exports)]
+        return found, latest_version(exports), rolled_back(exports), str(exports)
 
-    def open_tab() -> list[Any]:
-        studio.models.measure([each.number for each in studio.models.versions() if each.current])
-        return show("")
+    def offered(facts: tuple[Any, ...]) -> tuple[Any, ...]:
+        found, current, *_ = facts
+        choices = [(f"v{number}{', current' if number == current else ''}", number) for number in found[::-1]]
+        return versions_html(studio.own.workspace.layout.exports), gr.update(choices=choices, value=current)
 
-    def publish(with_int8: bool, was: str) -> list[Any]:
-        studio.models.publish(with_int8)
-        return show(was)
+    def automatic(facts: tuple[Settings, PublisherStatus, int]) -> tuple[str]:
+        return (f"<p>{escape(periodic_text(facts[0], facts[1]))}</p>",)
 
-    def publish_anyway(with_int8: bool, was: str) -> list[Any]:
-        studio.models.publish(with_int8, force=True)
-        return show(was)
+    Texts(facts, offered).keep_fresh(tab, [listing, target], TICK_SECONDS)
+    publisher = Texts(
+        lambda: (studio.own.workspace.settings, studio.own.publisher.status(), int(time.time())), automatic
+    )
+    publisher.keep_fresh(tab, [periodic], TICK_SECONDS)
 
-    def measure(was: str) -> list[Any]:
-        numbers = [each.number for each in studio.models.versions()]
-        if not numbers:
-            raise UserError("there is no version to measure yet: publish one first")
-        studio.models.measure(numbers)
-        plural = "s" if len(numbers) > 1 else ""
-        gr.Info(f"Measuring {len(numbers)} version{plural}; the times appear in the list.")
-        return show(was)
+    def try_to_publish(force: bool = False) -> list[Any]:
+        try:
+            done = publish_now(studio.own.live, force)
+            return [f'<p role="status">Done: {escape(done.text)}.</p>', gr.Button(visible=False)]
+        except Refused as error:
+            said = f'<p role="status" class="warning">Not published: {escape(str(error))}.</p>'
+            return [said, gr.Button(visible=True)]
 
-    def ask(version: int | None) -> list[Any]:
-        return [gr.Row(visible=True), f"<p>{escape(roll_question(studio.models.versions(), version))}</p>"]
-
-    def roll(version: int | None, was: str) -> list[Any]:
-        if version is None:
+    def ask(number: int | None) -> list[Any]:
+        if number is None:
             raise UserError("choose a version first")
-        studio.models.roll_to(int(version))
-        return [gr.Row(visible=False), *show(was)]
+        return [gr.Row(visible=True), f"<p>Use v{number} on all devices?</p>"]
 
-    tick_while_shown(tab, timer)
-    timer.tick(saying_errors(show), seen, outputs, **QUIET)
-    tab.select(saying_errors(open_tab), None, outputs, **QUIET)
-    publish_button.click(saying_errors(publish), [int8, seen], outputs, **QUIET)
-    anyway_button.click(saying_errors(publish_anyway), [int8, seen], outputs, **QUIET)
-    measure_button.click(saying_errors(measure), seen, outputs, **QUIET)
+    def roll(number: int) -> gr.Row:
+        try:
+            rollback(studio.own.workspace.layout.exports, number)
+        except BadModel as error:  # latest.json is damaged
+            raise UserError(f"cannot change the current version: {error}; publish a new one") from None
+        return gr.Row(visible=False)
+
+    # How long it takes is shown: the network of the first version is traced, which takes 10 to 20 seconds.
+    in_view: Any = {"show_progress": "full", "api_visibility": "private"}
+    publish_button.click(saying_errors(lambda: try_to_publish()), None, [status, anyway_button], **in_view)
+    anyway_button.click(saying_errors(lambda: try_to_publish(True)), None, [status, anyway_button], **in_view)
     roll_button.click(saying_errors(ask), target, [really, question], **QUIET)
-    yes_button.click(saying_errors(roll), [target, seen], [really, *outputs], **QUIET)
+    yes_button.click(saying_errors(roll), target, really, **QUIET)
     gr.on([no_button.click, target.change], lambda: gr.Row(visible=False), None, really, **QUIET)
 
 
-def roll_question(versions: list[Version], chosen: int | None) -> str:
-    """What a change of the current version would do."""
-    if chosen is None:
-        raise UserError("choose a version first")
-    found = {each.number: each for each in versions}
-    current = next((each for each in versions if each.current), None)
-    if chosen not in found:
-        raise UserError(f"version {chosen} is no longer kept: choose another")
-    if current is not None and current.number == chosen:
-        raise UserError(f"version {chosen} is the current one already: choose another")
-    now = f" instead of v{current.number} ({current.accuracy})" if current else ""
-    return f"Devices change to v{chosen} ({found[chosen].accuracy}){now}. Change it?"
+def _build_devices(studio: Studio, tab: gr.Tab) -> None:
+    def facts() -> tuple[list[Device], Pinned | None, int]:
+        # The time too: how long ago something was grows by itself.
+        layout = studio.own.workspace.layout
+        return devices(layout.devices), pinned(layout.exports), int(time.time() / DEVICES_SECONDS)
 
-
-def _choices(versions: list[Version]) -> list[Any]:
-    """For the two lists of versions: what is chosen at first is what devices have."""
-    choices = [(f"v{each.number}{', current' if each.current else ''}", each.number) for each in versions]
-    current = next((each.number for each in versions if each.current), None)
-    return [gr.update(choices=choices, value=current), gr.update(choices=choices, value=current)]
-
-
-PERIODIC = {
-    "steps": (
-        "Every so many steps of learning",
-        "or seconds, whichever comes first; 0 and 0: by hand only.",
-    ),
-    "seconds": ("Every so many seconds", "whenever there is something new"),
-    "most-drop": (
-        "Most loss, in points of accuracy",
-        "a model that recognises fewer held-out samples than that is not published (not by hand either, unless you insist)",
-    ),
-    "keep": ("Versions kept", "older ones are removed when a new one is published"),
-}
-
-
-def _build_periodic(studio: Studio, tab: gr.Tab) -> gr.HTML:
-    def load() -> list[Any]:
-        now = studio.workspace.settings
-        points = round(100 * now.publish_most_drop, 4)
-        return [now.publish_steps, now.publish_seconds, points, now.publish_keep, now.publish_int8]
-
-    with gr.Row():
-        *numbers, with_int8 = load()
-        fields: list[Any] = [
-            gr.Number(value, label=label, info=info, elem_id=f"models-{name}", min_width=160)
-            for value, (name, (label, info)) in zip(numbers, PERIODIC.items(), strict=True)
-        ]
-        fields.append(
-            gr.Checkbox(with_int8, label="INT8 beside FP32", elem_id="models-periodic-int8", min_width=160)
-        )
-    with gr.Row():
-        save_button = gr.Button("Save", elem_id="models-save-policy", scale=0, min_width=160)
-    sentence = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
-
-    @saying_errors
-    def save(
-        steps: float | None, seconds: float | None, points: float | None, keep: float | None, int8: bool
-    ) -> Any:
-        studio.change_settings(
-            publish_steps=whole(steps),
-            publish_seconds=whole(seconds),
-            publish_most_drop=points / 100 if points is not None else None,
-            publish_keep=whole(keep),
-            publish_int8=int8,
-        )
-        gr.Info("Saved.")
-        return [*load(), load()]
-
-    _, shown = follow_when_shown(tab, fields, load, QUIET)
-    save_button.click(save, fields, [*fields, shown], **QUIET)
-    return sentence
+    shown = Texts(facts, lambda now: (devices_html(now[0], now[1], time.time()),))
+    listing = gr.HTML("", elem_id="models-devices", **PLAIN)
+    shown.keep_fresh(tab, [listing], DEVICES_SECONDS)

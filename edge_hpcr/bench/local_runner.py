@@ -7,29 +7,31 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import TracebackType
 
-from edge_hpcr.bench.run import Interrupted, Run, RunConfig, finished_result
+from edge_hpcr.bench.run import Interrupted, Run, finished_result
+from edge_hpcr.bench.run_config import RunConfig
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import Locked
 from edge_hpcr.learner import checkpoint
 
-# How a run ended; HELD is one that another process is making.
-DONE, FAILED, WRONG_INPUT, INTERRUPTED, HELD = range(5)
+REFRESH_SECONDS = 1.0
+# What becomes of a run.
+BEGUN, DONE, FAILED, WRONG_INPUT, INTERRUPTED = "begun", "done", "failed", "wrong", "stopped"
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A run that is not running any more."""
+class Event:
+    """A run begins, or has ended."""
 
     run: RunConfig
-    code: int
+    state: str
     cause: str = ""  # one line, empty if it is done or was asked to stop
+    continued: bool = False  # on another node of a cluster
 
 
 def of_disk(error: OSError) -> str:
@@ -37,14 +39,12 @@ def of_disk(error: OSError) -> str:
     return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
 
 
-def outcome(work: Callable[[], object]) -> tuple[int, str]:
+def outcome(work: Callable[[], object]) -> tuple[str, str]:
     """How a run ended that is made by calling `work`, and why."""
     try:
         work()
     except (Interrupted, KeyboardInterrupt):
         return INTERRUPTED, ""
-    except Locked as error:
-        return HELD, str(error)
     except checkpoint.CannotWrite as error:
         return FAILED, str(error)
     except UserError as error:
@@ -57,81 +57,73 @@ def outcome(work: Callable[[], object]) -> tuple[int, str]:
     return DONE, ""
 
 
-class LocalRunner:
-    """Starts runs in processes of their own, at most `jobs` at a time. At its end, those that still run are stopped.
+def run_here(
+    runs: Sequence[RunConfig],
+    out: Path,
+    root: Path | None,
+    jobs: int,
+    quiet: bool = False,
+    niceness: int = 0,
+) -> Generator[Event | None]:
+    """Make the runs in processes of their own, at most `jobs` at a time; None every second.
 
-    A process is spawned, not forked: PyTorch's threads do not survive a fork.
+    To close it asks those that still run to save themselves. A process is spawned, not forked: PyTorch's threads do not
+    survive a fork.
     """
-
-    def __init__(self, out: Path, root: Path | None, jobs: int, quiet: bool = False) -> None:
-        self.at_a_time = jobs
-        self._out, self._root, self._quiet = out, root, quiet
-        self._context = multiprocessing.get_context("spawn")
-        self._processes: dict[BaseProcess, tuple[RunConfig, connection.Connection]] = {}
-        self._started = 0
-
-    def __enter__(self) -> LocalRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._processes:
-            process.terminate()  # a run saves itself and ends
-        for process in self._processes:
+    context = multiprocessing.get_context("spawn")
+    waiting = deque(enumerate(runs))
+    processes: dict[SpawnProcess, tuple[RunConfig, connection.Connection]] = {}
+    try:
+        while waiting or processes:
+            while waiting and len(processes) < jobs:
+                position, run = waiting.popleft()
+                mine, its = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(run, out, root, position, quiet, niceness, its))
+                # The process inherits it: a terminal's Ctrl-C is for this one, which asks the others by SIGTERM.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    process.start()
+                    processes[process] = run, mine
+                finally:
+                    its.close()
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                yield Event(run, BEGUN)
+            connection.wait([process.sentinel for process in processes], REFRESH_SECONDS)
+            for process in [process for process in processes if process.exitcode is not None]:
+                run, mine = processes.pop(process)
+                yield Event(run, *_ending(process, mine))
+            yield None
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
             process.join()
 
-    @property
-    def running(self) -> list[RunConfig]:
-        return [run for run, _ in self._processes.values()]
 
-    @property
-    def has_room(self) -> bool:
-        return len(self._processes) < self.at_a_time
-
-    def start(self, run: RunConfig) -> None:
-        mine, its = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=_work, args=(run, self._out, self._root, self._started, self._quiet, its)
-        )
-        self._started += 1
-        # The process inherits it: a terminal's Ctrl-C is for this one, which asks the others by SIGTERM.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _ending(process: SpawnProcess, pipe: connection.Connection) -> tuple[str, str]:
+    code = process.exitcode or 0
+    process.close()
+    with pipe:
         try:
-            process.start()
-            self._processes[process] = (run, mine)
-        finally:
-            its.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def wait(self, seconds: float | None = None) -> list[Ended]:
-        """The runs that ended; waits for the first of them, or so long."""
-        connection.wait([process.sentinel for process in self._processes], seconds)
-        ended = [process for process in self._processes if process.exitcode is not None]
-        return [self._end(process) for process in ended]
-
-    def _end(self, process: BaseProcess) -> Ended:
-        run, pipe = self._processes.pop(process)
-        code = process.exitcode or DONE
-        with pipe:
-            try:
-                cause = pipe.recv()
-            except EOFError:  # it could not even say why
-                cause = f"its process died with exit code {code}"
-                if code < 0:
-                    cause = f"its process was killed by {signal.Signals(-code).name}; is there enough memory?"
-                code = FAILED
-        process.close()
-        return Ended(run, code, cause)
+            state, cause = pipe.recv()
+        except EOFError:  # it could not even say why
+            killed = (
+                f"was killed by {signal.Signals(-code).name}; is there enough memory?" if code < 0 else ""
+            )
+            return FAILED, f"its process {killed or f'died with exit code {code}'}"
+    return state, cause
 
 
 def _work(
-    run: RunConfig, out: Path, root: Path | None, position: int, quiet: bool, report: connection.Connection
+    run: RunConfig,
+    out: Path,
+    root: Path | None,
+    position: int,
+    quiet: bool,
+    niceness: int,
+    pipe: connection.Connection,
 ) -> None:
+    os.nice(niceness)
     if quiet:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-    code, cause = outcome(
-        lambda: finished_result(run, out) or Run(run, out, root).run(position, skip_done=True)
-    )
-    report.send(cause)
-    sys.exit(code)
+    pipe.send(outcome(lambda: finished_result(run, out) or Run(run, out, root).run(position)))

@@ -38,12 +38,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half-width of its 95 % confidence interval (t distribution); one value has no interval."""
     if len(values) < 2:
         return float(np.mean(values)), None
-    from scipy.special import stdtrit  # here, because its import would double the time of every --help
+    from scipy import stats  # here, because its import would double the time of every --help
 
-    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
     return float(np.mean(values)), float(half)
-
-
-def is_share(value: object) -> bool:
-    """Whether it is a number from 0 to 1."""
-    return isinstance(value, (int, float)) and 0 <= value <= 1

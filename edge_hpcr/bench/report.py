@@ -1,4 +1,4 @@
-"""Finished runs as Markdown: seeds of one setting together, the paper's value beside ours where the setting is the paper's.
+"""What `bench` left, as Markdown: seeds of one setting together, the paper's value beside ours where the setting is the paper's.
 
 >>> paper_value("hpcr", "cifar10", 200, "A_T").text
 '53.4 ± 1.4'
@@ -7,39 +7,56 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import importlib
+import json
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from edge_hpcr.bench import metrics, presets
+from edge_hpcr.bench import metrics
 from edge_hpcr.bench.datasets import DATASETS
-from edge_hpcr.bench.run import has_budget, make_config, papers_options, plain
+from edge_hpcr.bench.run import plain
+from edge_hpcr.bench.run_config import has_budget, make_config
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes, parse_bytes
 from edge_hpcr.learner import methods
-from edge_hpcr.learner.config import memory_options
+from edge_hpcr.learner.augment import STRENGTHS
 from edge_hpcr.learner.learner import LearnerConfig
-from edge_hpcr.learner.memory_config import OPTIONS as MEMORY_OPTIONS
-from edge_hpcr.learner.memory_config import MemoryConfig
+from edge_hpcr.learner.memory import OPTIONS as MEMORY_OPTIONS
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.csv")
 NOTHING = "–"  # noqa: RUF001 (an en dash, as tables of numbers have it)
 EXPLANATION = """\
 All accuracies are in percent: the mean over n seeds and the half-width of its 95 % confidence interval (t distribution;
-one seed has none). A_T is the final accuracy, AAA the mean accuracy after each task, F_T the forgetting (lower is
-better). Beside them stands the paper's value where the run has the paper's setting, and by how much ours differs. A
-method's name is followed by every setting in which the run differs from the paper's. Bytes are all that the memory keeps
-of a sample; the overhead is what logits and features add to images and labels, in numbers (as the paper counts) and in
-bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile. With a pre-trained
-backbone, times are those of learning; a picture's pass through the frozen trunk stands beside them."""
-_METRICS = ("A_T", "AAA", "F_T")
+one seed has none). A_T is the final accuracy with the weights that the method predicts with, *live* with the current and
+*averaged* with the averaged ones (EMA). AAA is the mean accuracy after each task, F_T the forgetting (lower is better). The
+paper's value is given where the run has the paper's setting, and by how much ours differs. A method's name is followed by every
+setting in which the run differs from the paper's. *Built from descriptions* says that no program of the authors was read.
+
+*Replay bytes* are the samples and all that is kept of them: the budget. *Learner bytes* are weights, averages, optimiser state and
+second networks; older runs did not count them, or counted second networks as replay bytes. The overhead is what logits and features add to images and labels, in numbers (as
+the paper counts) and in bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile. With a
+pre-trained backbone, times are those of learning, and a picture's pass through the frozen trunk is a column of its own. In the
+plots, dashed lines are of averaged weights, and bands are 95 % intervals, from three seeds on."""
+PAIRED = """\
+Compared with `{reference}`, paired: the difference of A_T on the same seeds, in the same precision, with the same memory, and that of the
+averaged weights on both sides. One run says little."""
+REFERENCES = ("hpcr", "edge")
+METRICS = {"A_T": "final accuracy (A_T)", "AAA": "mean accuracy (AAA)", "F_T": "forgetting (F_T)"}
 _CONDITIONS = ("tasks", "limit", "validation", "stream")
 # These decide the cost, or the averaged weights, or how numbers are rounded: the paper's row is still the one to compare.
 _NOT_THE_PAPERS_CONCERN = frozenset({"threads", "ema_decay", "precision", "compute"})
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+# Estimates, and the paper's --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,11 @@ class Estimate:
             return NOTHING
         return f"{self.mean:.1f}" if self.half is None else f"{self.mean:.1f} ± {self.half:.1f}"
 
+    @property
+    def signed(self) -> str:
+        """As the text of a difference."""
+        return self.text if self.mean is None or self.mean < 0 else f"+{self.text}"
+
     def above(self, other: Estimate) -> str:
         if self.mean is None or other.mean is None:
             return NOTHING
@@ -67,33 +89,39 @@ class Estimate:
 
 
 @cache
-def _paper_results() -> dict[tuple[str, str, str, int | None, str], Estimate]:
-    """By setting ("paper" or "ocm"), method, dataset, buffer and metric; the ablation rows are methods like others."""
+def _paper_rows() -> list[dict[str, str]]:
     with PAPER_RESULTS.open(newline="") as file:
-        return {
-            (
-                "ocm" if row["table"] == "paper_ocm_setting" else "paper",
-                row["method"],
-                row["dataset"],
-                int(row["buffer"]) if row["buffer"] else None,
-                row["metric"],
-            ): Estimate(float(row["mean"]), float(row["ci95"]))
-            for row in csv.DictReader(file)
-        }
+        return list(csv.DictReader(file))
 
 
-def paper_value(
-    method: str, dataset: str, buffer: int | None, metric: str, setting: str = "paper"
-) -> Estimate:
-    return _paper_results().get((setting, method, dataset, buffer, metric), Estimate())
+@cache
+def _paper_results() -> dict[tuple[str, str, str, str], Estimate]:
+    """By method, dataset, buffer and metric; the ablation rows are methods like others."""
+    return {
+        (row["method"], row["dataset"], row["buffer"], row["metric"]): Estimate(
+            float(row["mean"]), float(row["ci95"])
+        )
+        for row in _paper_rows()
+        if row["table"] != "paper_ocm_setting"  # of another network and optimiser
+    }
+
+
+def paper_value(method: str, dataset: str, buffer: int | None, metric: str) -> Estimate:
+    return _paper_results().get((method, dataset, str(buffer or ""), metric), Estimate())
 
 
 def is_in_papers_table(method: str) -> bool:
     """Whether the paper's table of final accuracies names a method; the ablation's rows are in a table of their own."""
-    with PAPER_RESULTS.open(newline="") as file:
-        return any(
-            row["method"] == method and row["table"] == "paper_final_accuracy" for row in csv.DictReader(file)
-        )
+    return any(row["method"] == method and row["table"] == "paper_final_accuracy" for row in _paper_rows())
+
+
+def marked(method: str) -> str:
+    """A method's name for a table, with a mark where no program of its authors was read."""
+    described = methods.method_class(method).from_description
+    return f"{method} (built from descriptions)" if described else method
+
+
+# Settings --------------------------------------------------------------------------------------------------------------
 
 
 def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -109,15 +137,14 @@ def _flat_settings(config: dict[str, Any]) -> dict[str, Any]:
         **methods.method_class(learner["method"]).options_then(config["method_options"]),
         **{key: learner["memory"][key] for key in MEMORY_OPTIONS},
         **{key: config[key] for key in (*_CONDITIONS, "threads") if key in config},
+        "stream": config.get("stream", "split"),  # earlier versions had others
     }
 
 
 @cache
 def _usual_settings(dataset: str, method: str, backbone: str) -> dict[str, Any]:
     """The paper's, and what a pre-trained backbone recommends instead of some of them."""
-    options = papers_options(dataset, method, backbone)
-    memory = MemoryConfig(samples=200, **memory_options(backbone, method))
-    config = make_config(dataset, method, method_options=options, backbone=backbone, memory=memory)
+    config = make_config(dataset, method, backbone=backbone)
     resolved = methods.create(method, config.learner.method_options).config_dict()
     return _flat_settings(asdict(config) | {"method_options": resolved})
 
@@ -127,14 +154,47 @@ def deviations(result: dict[str, Any]) -> dict[str, Any]:
     stored = _flat_settings(result["config"])
     usual = _usual_settings(result["dataset"], result["method"], stored["backbone"])
     usual = usual | {"backbone": LearnerConfig.backbone}  # another one is always named
-    return {key: value for key, value in sorted(stored.items()) if key not in usual or usual[key] != value}
+    found = {key: value for key, value in stored.items() if key not in usual or usual[key] != value}
+    augment = LearnerConfig.from_dict(result["config"]["learner"]).augment
+    names = [name for name, strength in STRENGTHS.items() if strength == augment]
+    fields = {key for key in found if key.startswith("augment.")}
+    if names and fields:
+        found = {key: value for key, value in found.items() if key not in fields} | {"augment": names[0]}
+    return dict(sorted(found.items()))
+
+
+# Groups ----------------------------------------------------------------------------------------------------------------
+
+
+def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items with the same key together, in the order in which the keys come."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of one setting, which differ in nothing but the seed."""
+class Together:
+    """Finished runs that differ in nothing but the seed."""
 
     results: tuple[dict[str, Any], ...]
+
+    @property
+    def n(self) -> str:
+        return str(len(self.results))
+
+    def mean(self, *path: str) -> float:
+        """Over the runs, of a number in the result."""
+        values: Iterable[Any] = (reduce(getitem, path, result) for result in self.results)
+        return sum(values) / len(self.results)
+
+    def percentiles(self, name: str, digits: int = 0) -> str:
+        return ", ".join(f"{self.mean(name, each):.{digits}f}" for each in ("p50", "p95"))
+
+
+class Group(Together):
+    """The runs of `bench` of one setting."""
 
     @property
     def dataset(self) -> str:
@@ -145,8 +205,12 @@ class Group:
         return self.results[0]["method"]
 
     @property
-    def seeds(self) -> list[int]:
-        return [result["seed"] for result in self.results]
+    def seeds(self) -> str:
+        return ", ".join(str(result["seed"]) for result in self.results)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.dataset, self.name
 
     @cached_property
     def deviations(self) -> dict[str, Any]:
@@ -160,31 +224,32 @@ class Group:
     @property
     def conditions(self) -> str:
         """Under which tasks and on which images it was tested: only runs that agree in it compare."""
-        return _notes({key: value for key, value in self.deviations.items() if key in _CONDITIONS})
+        return notes({key: value for key, value in self.deviations.items() if key in _CONDITIONS})
 
     @property
     def title(self) -> str:
         settings = self.deviations
-        if self.differing == presets.OCM_SETTING:
-            settings = {"OCM setting": True} | {
-                key: settings[key] for key in settings if key not in presets.OCM_SETTING
-            }
-        notes = _notes(settings)
-        return f"{self.method} ({notes})" if notes else self.method
+        if methods.method_class(self.method).from_description:
+            settings = {"built from descriptions": True} | settings
+        return f"{self.method} ({notes(settings)})" if settings else self.method
 
     @property
     def has_budget(self) -> bool:
         return has_budget(self.method)
 
     @property
+    def _memory(self) -> dict[str, Any]:
+        return self.results[0]["config"]["learner"]["memory"]
+
+    @property
     def memory(self) -> str:
         if not self.has_budget:
             return "none"
-        config = self.results[0]["config"]["learner"]["memory"]
-        size = f"{config['samples']} samples" if config["bytes"] is None else _exact_bytes(config["bytes"])
-        if config["codec"] in ("webp", "jpeg"):
-            return f"{size}, {config['codec']} {config['quality']}"
-        return size if config["codec"] == "raw" else f"{size}, {config['codec']}"
+        kept = self._memory
+        size = f"{kept['samples']} samples" if kept["bytes"] is None else _exact_bytes(kept["bytes"])
+        if kept["codec"] in ("webp", "jpeg"):
+            return f"{size}, {kept['codec']} {kept['quality']}"
+        return size if kept["codec"] == "raw" else f"{size}, {kept['codec']}"
 
     @property
     def name(self) -> str:
@@ -192,99 +257,131 @@ class Group:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        config = self.results[0]["config"]["learner"]["memory"]
-        size = (not self.has_budget, *(config[key] or 0 for key in ("bytes", "samples")))
+        kept = self._memory
+        size = (not self.has_budget, *(kept[key] or 0 for key in ("bytes", "samples")))
         variant = any(key not in _CONDITIONS for key in self.deviations)
         place = (list(DATASETS).index(self.dataset), self.conditions, variant, *size)
-        return (*place, config["codec"], config["quality"], methods.names().index(self.method), self.title)
+        return (*place, kept["codec"], kept["quality"], methods.names().index(self.method), self.title)
 
     def paper(self, metric: str) -> Estimate:
         """The paper's value, if the setting is the paper's in everything that decides it."""
-        memory = self.results[0]["config"]["learner"]["memory"]
-        if self.has_budget and (memory["samples"] is None or memory["codec"] != "raw"):
+        kept = self._memory
+        if self.differing or (self.has_budget and (kept["samples"] is None or kept["codec"] != "raw")):
             return Estimate()
-        buffer = memory["samples"] if self.has_budget else None
-        if not self.differing:
-            return paper_value(self.method, self.dataset, buffer, metric)
-        if self.differing == presets.OCM_SETTING:
-            return paper_value(self.method, self.dataset, buffer, metric, "ocm")
-        return Estimate()
+        buffer = kept["samples"] if self.has_budget else None
+        return paper_value(self.method, self.dataset, buffer, metric)
 
     def estimate(self, metric: str) -> Estimate:
         if metric == "F_T" and len(self.results[0]["accuracy_matrix"]) == 1:
             return Estimate()  # with one task there is nothing to forget
         return Estimate.of([result[metric] for result in self.results])
 
-    def averaged(self, metric: str) -> Estimate:
-        """The same with the averaged weights."""
-        if self.estimate(metric).mean is None or any(result["ema"] is None for result in self.results):
-            return Estimate()
-        return Estimate.of([result["ema"][metric] for result in self.results])
+    @property
+    def averaged(self) -> Estimate:
+        """A_T with the averaged weights."""
+        return self._of_weights("ema")
 
-    def mean(self, *path: str) -> float:
-        """Over the seeds, of a number in the result."""
-        values: Iterable[Any] = (reduce(getitem, path, result) for result in self.results)
-        return sum(values) / len(self.results)
+    @property
+    def live(self) -> Estimate:
+        """A_T with the current weights; older runs of a method that predicts with the averaged ones do not tell."""
+        if not methods.method_class(self.method).predicts_averaged:
+            return self.estimate("A_T")
+        return self._of_weights("live")
+
+    def _of_weights(self, which: str) -> Estimate:
+        found = [result[which]["A_T"] for result in self.results if result.get(which)]
+        return Estimate.of(found) if len(found) == len(self.results) else Estimate()
+
+    @property
+    def precision(self) -> str:
+        return str(self.deviations.get("compute", LearnerConfig.compute))
+
+    @property
+    def validates(self) -> bool:
+        """Whether it was tested on held-out training images."""
+        return bool(self.results[0]["config"]["validation"])
+
+    @property
+    def learner_bytes(self) -> float | None:
+        counted = [run["learner_bytes"]["total"] for run in self.results if "learner_bytes" in run]
+        return sum(counted) / len(counted) if counted else None
+
+    def compares_with(self, other: Group) -> bool:
+        """Whether the same seeds of both differ in the method alone, or in its settings."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("dataset", "conditions", "memory", "precision")
+        ) and self.deviations.get("backbone") == other.deviations.get("backbone")
+
+    def above(self, other: Group, averaged: bool = False) -> tuple[int, Estimate]:
+        """By how much its A_T is higher, paired by the seeds that both have, and how many they are."""
+
+        def reached(run: dict[str, Any]) -> float | None:
+            where = run["ema"] if averaged else run
+            return where["A_T"] if where else None
+
+        theirs = {run["seed"]: reached(run) for run in other.results}
+        pairs = [(reached(run), theirs.get(run["seed"])) for run in self.results]
+        gains = [ours - its for ours, its in pairs if ours is not None and its is not None]
+        return len(gains), Estimate.of(gains)
 
 
-def group(results: Sequence[dict[str, Any]]) -> list[Group]:
+def group(results: Iterable[dict[str, Any]]) -> list[Group]:
     """Runs that differ in nothing but the seed, together; in the order in which a reader wants them."""
-    together: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for result in results:
-        single = Group((result,))
-        together.setdefault((single.dataset, single.name), []).append(result)
-    groups = [Group(tuple(sorted(runs, key=lambda run: run["seed"]))) for runs in together.values()]
+    together = by(results, lambda result: Group((result,)).key).values()
+    groups = [Group(tuple(sorted(runs, key=lambda run: run["seed"]))) for runs in together]
     return sorted(groups, key=lambda one: one.order)
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
+# Tables ----------------------------------------------------------------------------------------------------------------
+
+
+def table(results: Iterable[dict[str, Any]]) -> str:
     """All results in Markdown tables that can be read as they are."""
-    return "\n\n".join(section(groups) for groups in by_dataset(group(results)).values())
-
-
-def by_dataset(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    found: dict[str, list[Group]] = {}
-    for one in groups:
-        found.setdefault(one.dataset, []).append(one)
-    return found
+    return "\n\n".join(map(section, by(group(results), lambda one: one.dataset).values()))
 
 
 def section(groups: Sequence[Group]) -> str:
-    """One dataset: accuracy, accuracy of the averaged weights, cost."""
-    dataset = groups[0].dataset
-    info = DATASETS[dataset]
-    beside_paper = any(key[2] == dataset for key in _paper_results())
-    parts = [
-        f"## {dataset}: {info.tasks} tasks of {info.classes // info.tasks} classes",
-        _table_of([_accuracy_row(one, beside_paper) for one in groups]),
+    """One dataset: accuracy and cost."""
+    info = DATASETS[groups[0].dataset]
+    return "\n\n".join(
+        [
+            f"## {groups[0].dataset}: {info.tasks} tasks of {info.classes // info.tasks} classes",
+            filled_columns([_accuracy_row(one) for one in groups]),
+            *(part for name in REFERENCES for part in _paired(groups, name)),
+            "Cost, mean over the seeds:",
+            filled_columns([_cost_row(one) for one in groups]),
+            machines(groups),
+        ]
+    )
+
+
+def _paired(groups: Sequence[Group], name: str) -> list[str]:
+    """The ranking: each method that can be compared with this one in its own setting."""
+    of_all = {"backbone", "compute", *_CONDITIONS}
+    rows = []
+    for reference in groups:
+        if reference.method != name or reference.deviations.keys() - of_all:
+            continue
+        others = [one for one in groups if one is not reference and one.compares_with(reference)]
+        for one in sorted(others, key=lambda each: -(each.above(reference)[1].mean or 0.0)):
+            n, gain = one.above(reference)
+            if n:
+                text = gain.signed if n > 1 else f"{gain.signed} (one run)"
+                averaged = one.above(reference, averaged=True)[1].signed
+                rows.append([one.title, one.memory, str(n), text, averaged])
+    if not rows:
+        return []
+    return [
+        PAIRED.format(reference=name),
+        markdown(["method", "memory", "n", "difference", "averaged"], rows),
     ]
-    if any(one.averaged("A_T").mean is not None for one in groups):
-        parts += ["With averaged weights (EMA):", _averaged_table(groups)]
-    machines = list(dict.fromkeys(machine(result) for one in groups for result in one.results))
-    trunks = any("backbone" in one.deviations for one in groups)
-    parts += ["Cost, mean over the seeds:", _table_of([_cost_row(one, machines, trunks) for one in groups])]
-    parts += ["\n".join(f"- Machine {i}: {text}" for i, text in enumerate(machines, 1))]
-    return "\n\n".join(parts)
 
 
-def page(
-    results: Sequence[dict[str, Any]],
-    command: str,
-    files: Sequence[Path],
-    images: dict[str, list[tuple[str, str]]],
-    more: Sequence[str] = (),
-    title: str = "Results",
-) -> str:
-    """A page that says how it was made. `images` are a dataset's plots: what each shows, and its relative path."""
-    parts = [f"# {title}", f"Made by `{command}` from the {len(files)} files listed at the end."]
-    if results:
-        parts.append(EXPLANATION)
-    for dataset, groups in by_dataset(group(results)).items():
-        parts.append(section(groups))
-        parts += [f"![{text}]({path})" for text, path in images.get(dataset, [])]
-    parts += more
-    parts += ["## Files", "\n".join(f"- `{path.as_posix()}`" for path in files)]
-    return "\n\n".join(parts) + "\n"
+def machines(groups: Iterable[Together]) -> str:
+    """The machines that made some runs; the table of runs names the one of each."""
+    every = (machine(result) for one in groups for result in one.results)
+    return "\n".join(f"- Made on {text}" for text in dict.fromkeys(every))
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -294,56 +391,40 @@ def machine(result: dict[str, Any]) -> str:
     return f"{versions['hardware']}, {threads}, device {versions['device']}; {programs}"
 
 
-def _accuracy_row(one: Group, beside_paper: bool) -> dict[str, str]:
-    row = {"method": one.title, "memory": one.memory, "n": str(len(one.results)), "seeds": ranges(one.seeds)}
-    for metric in _METRICS:
-        ours, papers = one.estimate(metric), one.paper(metric)
-        row[metric] = ours.text
-        if beside_paper:
-            row[f"paper's {metric}"] = papers.text
-            if metric == "A_T":
-                row["diff"] = ours.above(papers)
+def _accuracy_row(one: Group) -> dict[str, str]:
+    row = {"method": one.title, "memory": one.memory, "n": one.n, "seeds": one.seeds}
+    for metric, name in METRICS.items():
+        row |= {name: one.estimate(metric).text, f"paper's {metric}": one.paper(metric).text}
+        if metric == "A_T":
+            row |= {"diff": one.estimate(metric).above(one.paper(metric))}
+            row |= {"live": one.live.text, "averaged": one.averaged.text}
     return row
 
 
-def _averaged_table(groups: Sequence[Group]) -> str:
-    head = ["method", "memory", "n", *(part for metric in _METRICS for part in (metric, "vs live"))]
-    rows = []
-    for one in groups:
-        row = [one.title, one.memory, str(len(one.results))]
-        for metric in _METRICS:
-            averaged = one.averaged(metric)
-            row += [averaged.text, averaged.above(one.estimate(metric))]
-        rows.append(row)
-    return markdown(head, rows)
-
-
-def _trunk_ms(one: Group) -> str:
-    return f"{one.mean('trunk_ms'):.0f}" if "backbone" in one.deviations else NOTHING
-
-
-def _cost_row(one: Group, machines: list[str], trunks: bool) -> dict[str, str]:
-    held, total = one.mean("buffer_samples"), one.mean("bytes", "total")
-    kept = [NOTHING] * 4
-    if held > 0:
-        overhead = f"{one.mean('overhead', 'numbers'):.2f}, {one.mean('overhead', 'bytes'):.2f}"
-        kept = [f"{held:,.0f}", f"{total / held:,.0f}", format_bytes(total), overhead]
-    elif total > 0:  # a closed-form method's statistics
-        kept[2] = format_bytes(total)
-    numbers = sorted({machines.index(machine(result)) + 1 for result in one.results})
+def _cost_row(one: Group) -> dict[str, str]:
+    held, total, own = one.mean("buffer_samples"), one.mean("bytes", "total"), one.learner_bytes
+    overhead = f"{one.mean('overhead', 'numbers'):.2f}, {one.mean('overhead', 'bytes'):.2f}"
     return {
         "method": one.title,
         "memory": one.memory,
-        **dict(zip(("held", "B/sample", "total", "overhead"), kept, strict=True)),
-        "samples/s": f"{one.mean('samples_per_second'):,.1f}",
-        "step ms p50, p95": f"{one.mean('step_ms', 'p50'):.0f}, {one.mean('step_ms', 'p95'):.0f}",
-        **({"trunk ms": _trunk_ms(one)} if trunks else {}),
+        "held": f"{held:,.0f}" if held else NOTHING,
+        "replay bytes": format_bytes(total) if total else NOTHING,  # of a closed-form method, its statistics
+        "learner bytes": format_bytes(own) if own else NOTHING,
+        "all bytes": format_bytes(total + own) if own else NOTHING,
+        "overhead": overhead if held else NOTHING,
+        "step ms p50, p95": one.percentiles("step_ms"),
+        "trunk ms": f"{one.mean('trunk_ms'):.0f}" if "backbone" in one.deviations else NOTHING,
         "train min": f"{one.mean('train_seconds') / 60:.1f}",
-        "machine": ", ".join(map(str, numbers)),
     }
 
 
-def _notes(settings: dict[str, Any]) -> str:
+def filled_columns(rows: list[dict[str, str]]) -> str:
+    """The table without the columns that have nothing in any row, like the paper's where it has no such runs."""
+    head = [name for name in rows[0] if any(row[name] != NOTHING for row in rows)]
+    return markdown(head, [[row[name] for name in head] for row in rows])
+
+
+def notes(settings: dict[str, Any]) -> str:
     return ", ".join(key if value is True else f"{key}={value}" for key, value in settings.items())
 
 
@@ -352,25 +433,116 @@ def _exact_bytes(size: int) -> str:
     return short if parse_bytes(short) == size else f"{size:,} B"
 
 
-def ranges(seeds: Sequence[int]) -> str:
-    """
-    >>> ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for seed in seeds:
-        if runs and seed == runs[-1][-1] + 1:
-            runs[-1].append(seed)
-        else:
-            runs.append([seed])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _table_of(rows: list[dict[str, str]]) -> str:
-    return markdown(list(rows[0]), [list(row.values()) for row in rows])
-
-
 def markdown(head: list[str], rows: list[list[str]], left: int = 2) -> str:
     """Aligned, to be read in a terminal too: names (the first columns) to the left, numbers to the right."""
     alignment = ["left"] * left + ["right"] * (len(head) - left)
     return tabulate(rows, head, tablefmt="pipe", colalign=alignment, disable_numparse=True)
+
+
+# Files -----------------------------------------------------------------------------------------------------------------
+
+
+def kind_of(result: Any) -> str:
+    """Which command wrote it: "teach", "analysis", or "" for `bench` itself."""
+    return result.get("benchmark", "") if isinstance(result, dict) else ""
+
+
+def paper_analyses() -> ModuleType:
+    """`benchmarks.paper`, opened by its name when it is asked for: it builds on this package, and is no part of it."""
+    try:
+        return importlib.import_module("benchmarks.paper")
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.paper"):
+            raise
+        raise UserError(
+            "the paper's analyses are not part of the installed package: run this in a clone of the repository"
+        ) from None
+
+
+def read_folders(folders: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], list[str]]:
+    """The finished runs by file, and what was left out and why. The same seed twice is no second observation."""
+    found: dict[tuple[Hashable, ...], tuple[Path, dict[str, Any]]] = {}
+    left_out: list[str] = []
+    for folder in dict.fromkeys(folders):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; name the one that `bench` wrote to with --out")
+        for path in sorted(folder.rglob("*.json")):
+            if any(part.endswith(".checkpoint") for part in path.parts):
+                continue
+            try:
+                result, key = _read(path)
+            except UserError as error:
+                left_out.append(str(error))
+                continue
+            ours = (path, result)
+            older, newer = sorted((found.get(key, ours), ours), key=lambda pair: pair[1]["finished"])
+            if key in found:
+                left_out.append(f"{older[0]}: the same run is in {newer[0]}, as late or later")
+            found[key] = newer
+    return dict(sorted(found.values(), key=lambda pair: pair[0])), left_out
+
+
+def write_runs(found: Mapping[Path, dict[str, Any]], path: Path) -> None:
+    """The table of runs: a row for each of `bench`, with its file."""
+    rows = [_run_row(file, result) for file, result in found.items() if not kind_of(result)]
+    if not rows:
+        raise UserError(f"{path}: there is no run of `bench` to put into it")
+    with path.open("w", newline="") as target:
+        writer = csv.DictWriter(target, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _run_row(file: Path, result: dict[str, Any]) -> dict[str, Any]:
+    one = Group((result,))
+    settings = {key: value for key, value in one.deviations.items() if key not in ("compute", *_CONDITIONS)}
+    live, averaged, versions = result.get("live"), result["ema"], result["versions"]
+    return {
+        "dataset": one.dataset,
+        "method": one.method,
+        "settings": notes(settings),
+        "conditions": one.conditions,
+        "seed": result["seed"],
+        "precision": one.precision,
+        "memory": one.memory,
+        "samples": result["buffer_samples"],
+        "replay_bytes": result["bytes"]["total"],
+        "learner_bytes": result.get("learner_bytes", {}).get("total", ""),
+        **{metric: f"{100 * result[metric]:.2f}" for metric in METRICS},
+        "A_T_live": f"{100 * live['A_T']:.2f}" if live else "",
+        "A_T_averaged": f"{100 * averaged['A_T']:.2f}" if averaged else "",
+        "commit": versions.get("commit") or "",
+        "clean": versions.get("clean", ""),
+        "version": versions["edge_hpcr"],
+        "machine": versions["hardware"],
+        "finished": result["finished"],
+        "file": file.as_posix(),
+    }
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A finished run of `bench`, checked; UserError says what is wrong with the file."""
+    result, _ = _read(path)
+    if kind_of(result):
+        raise UserError(f"{path}: not a finished run of `bench`")
+    return result
+
+
+def _read(path: Path) -> tuple[dict[str, Any], tuple[Hashable, ...]]:
+    """A result of which tables can be made, and what no other may have in common with it."""
+    from edge_hpcr.bench import teach_report  # here, because it builds on this module
+
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if kind_of(result) == "analysis":
+            paper_analyses().section(result)
+            return result, ("analysis", result["analysis"], result["version"])
+        if kind_of(result) == "teach":
+            teach_report.section([teach_report.Lessons((result,))])
+            return result, (teach_report.lesson_key(result), result["seed"], result["draw"])
+        one = Group((result,))
+        section([one])
+        return result, (*one.key, result["seed"])
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
+        why = str(error) if isinstance(error, UserError) else repr(error)
+    raise UserError(f"{path}: damaged, of another version, or not a result of `bench` ({why})")

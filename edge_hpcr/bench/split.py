@@ -1,7 +1,4 @@
-"""A dataset as a stream: task by task (classes shuffled by the seed, divided, seen once), or blurry, without tasks.
-
-Task by task, classes may also be of very different size: a long tail.
-"""
+"""A dataset as a stream of tasks: classes shuffled by the seed, divided, seen once."""
 
 from dataclasses import dataclass
 
@@ -11,15 +8,6 @@ from edge_hpcr.bench.datasets import Dataset
 from edge_hpcr.common.errors import UserError
 
 VALIDATION_SHARE = 0.1  # of the training set, as the paper chose its hyper-parameters
-
-STREAMS = ("split", "longtail", "blurry")
-LONG_TAIL = 100.0  # how many times the images of the rarest class the most frequent one has
-# A blurry stream: the most frequent class has this many times the images of the rarest; a class is shown mostly around
-# its arrival, again around a later return, and now and then in between.
-IMBALANCE = 5.0
-LAST_ARRIVAL = 0.75  # of the stream's length
-SHARE_AT_ARRIVAL, SHARE_AT_RETURN = 0.6, 0.25
-SPREAD = 0.06
 
 
 @dataclass(frozen=True)
@@ -48,12 +36,8 @@ def split(
     limit: int | None = None,
     passes: int = 0,
     validation: bool = False,
-    long_tail: bool = False,
 ) -> SplitStream:
-    """`limit` keeps that many training images per task; `passes` > 0 gives all data shuffled, as often, as one task.
-
-    With `long_tail` the sizes of the classes fall from the whole to a hundredth of it, in an order of their own.
-    """
+    """`limit` keeps that many training images per task; `passes` > 0 gives all data shuffled, as often, as one task."""
     classes = len(dataset.class_names)
     if not 1 <= tasks <= classes or classes % tasks:
         divisors = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
@@ -63,8 +47,6 @@ def split(
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(classes)
     train, test_images, test_labels = _train_and_test(dataset, validation)
-    if long_tail:
-        train = _long_tailed(train, dataset.train_labels[train], rng)
     made = []
     for group in order.reshape(tasks, -1):
         own = rng.permutation(train[np.isin(dataset.train_labels[train], group)])[:limit]
@@ -74,41 +56,6 @@ def split(
         shuffled = np.concatenate([rng.permutation(everything) for _ in range(passes)])
         made = [Task(tuple(order.tolist()), shuffled, np.concatenate([task.test for task in made]))]
     return SplitStream(tuple(made), tuple(order.tolist()), test_images, test_labels)
-
-
-def blurry(dataset: Dataset, samples: int, seed: int, validation: bool = False) -> SplitStream:
-    """Classes that overlap, come back and are imbalanced, as one long task: nothing tells where anything begins."""
-    rng = np.random.default_rng([seed, 0])
-    order = rng.permutation(len(dataset.class_names))  # of their arrival: the same as in `split`
-    train, test_images, test_labels = _train_and_test(dataset, validation)
-    weights = IMBALANCE ** -rng.permutation(np.linspace(0, 1, len(order)))
-    chosen, moments = [], []
-    for arrival, class_, weight in zip(
-        np.linspace(0, LAST_ARRIVAL, len(order)), order, weights / weights.sum(), strict=True
-    ):
-        own = rng.permutation(train[dataset.train_labels[train] == class_])[: round(samples * weight)]
-        part = rng.random(len(own))
-        moment = rng.uniform(arrival, 1, len(own))
-        at_arrival = part < SHARE_AT_ARRIVAL
-        at_return = ~at_arrival & (part < SHARE_AT_ARRIVAL + SHARE_AT_RETURN)
-        moment[at_arrival] = arrival + SPREAD * np.abs(rng.normal(size=at_arrival.sum()))
-        moment[at_return] = rng.uniform(arrival, 1) + SPREAD * np.abs(rng.normal(size=at_return.sum()))
-        chosen.append(own)
-        moments.append(moment)
-    stream = np.concatenate(chosen)[np.argsort(np.concatenate(moments), kind="stable")]
-    task = Task(tuple(order.tolist()), stream, np.arange(len(test_labels)))
-    return SplitStream((task,), task.classes, test_images, test_labels)
-
-
-def _long_tailed(train: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    classes = np.unique(labels)
-    shares = LONG_TAIL ** -rng.permutation(np.linspace(0, 1, len(classes)))
-    return np.concatenate(
-        [
-            own[: max(1, round(share * len(own)))]
-            for own, share in zip((train[labels == each] for each in classes), shares, strict=True)
-        ]
-    )
 
 
 def _train_and_test(dataset: Dataset, validation: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,13 +5,13 @@
 """
 
 import importlib
-import io
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from tabulate import tabulate
@@ -20,13 +20,14 @@ from typer.main import get_command
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import Failed, UserError
+from edge_hpcr.common.files import disk_errors
 
 HELP_WIDTH = 110
 WORKSPACE = "edge_hpcr.commands.workspace"
-# Where each command is, and what it is for. The app and the export are named here and not imported: they build on this
-# package, not the other way round.
+# Where each command is, and what it is for. Those of the app and the export (`learn` publishes, too) are named here and
+# not imported: they build on this package, not the other way round.
 COMMANDS = {
-    "learn": ("edge_hpcr.commands.learn", "learn from a camera, a video or a folder"),
+    "learn": ("export.learn", "learn from a camera, a video or a folder"),
     "status": (WORKSPACE, "say what a workspace does, holds and knows"),
     "label": (WORKSPACE, "give samples of a workspace a class"),
     "classes": (WORKSPACE, "list and change the classes of a workspace"),
@@ -34,9 +35,9 @@ COMMANDS = {
     "undo": (WORKSPACE, "take back the last action in a workspace"),
     "redo": (WORKSPACE, "do again what was undone last"),
     "verify": (WORKSPACE, "check that a workspace is whole"),
-    "recover": (WORKSPACE, "mend a workspace, also one that has lost its journal"),
     "backup": (WORKSPACE, "copy a workspace to one file, also while it learns"),
     "restore": (WORKSPACE, "make a workspace from such a file"),
+    "retrunk": ("edge_hpcr.commands.retrunk", "learn a workspace's labels again with another network"),
     "devices": ("edge_hpcr.commands.devices", "list the devices that use a workspace's models"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
@@ -44,9 +45,12 @@ COMMANDS = {
     "sweep": ("edge_hpcr.commands.sweep", "make many runs, on this machine or on a Ray cluster"),
     "report": ("edge_hpcr.commands.report", "make tables and plots of finished runs"),
     "data": ("edge_hpcr.commands.data", "fetch datasets, and list them"),
+    "weights": ("edge_hpcr.commands.weights", "fetch the weights of pre-trained networks"),
 }
 
-# Options that several commands have.
+# Options and arguments that several commands have.
+W = Annotated[Path, typer.Argument(metavar="W", help="the workspace's folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 Threads = Annotated[int, typer.Option(min=1, metavar="N", help="of a run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
 DatasetRoot = Annotated[
@@ -55,6 +59,11 @@ DatasetRoot = Annotated[
 ]
 ResultFolder = Annotated[Path, typer.Option(metavar="DIR", help="where results go")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="forget an earlier run of the same name")]
+
+
+def say(sentence: str) -> None:
+    """What is said beside a command's answer."""
+    print(f"edge_hpcr: {sentence}", file=sys.stderr)
 
 
 def continues(fresh: bool) -> str:
@@ -75,21 +84,17 @@ def examples(text: str) -> str:
 
 def at_most_one(**given: Any) -> None:
     """Refuse options that exclude each other."""
-    names = [f"--{name.removesuffix('_name')}" for name, value in given.items() if value not in (None, False)]
+    names = [f"--{name}" for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise UserError(f"{names[1]} is not allowed with {names[0]}: leave one of them out")
 
 
 def make_writable(out: Path) -> None:
     """A folder for results, made if need be; refused before hours of work if nothing can be written there."""
-    try:
+    with disk_errors(f"cannot write results to {out}", "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
-        (out / ".writable").touch()
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise UserError(
-            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
-        ) from None
+        with tempfile.TemporaryFile(dir=out):  # a name of its own: another command may try at the same moment
+            pass
 
 
 def table(head: list[str], rows: Sequence[Sequence[object]], sides: Sequence[str]) -> str:
@@ -102,23 +107,20 @@ def run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[st
 
     It ends quietly if nobody reads what it says any more, as in `… | head`.
     """
-    code = 1
     try:
         code = _run(commands, program, arguments)
         print(end="", flush=True)
+        return code
     except BrokenPipeError:
-        for stream in (sys.stdout, sys.stderr):
-            _let_go(stream)
-    return code
+        for stream in (sys.stdout, sys.stderr):  # or Python would complain about it at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 1
 
 
 def _run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[str] | None) -> int:
     name = program.removeprefix("python -m ").replace("-", "_")
     command = get_command(commands) if isinstance(commands, typer.Typer) else commands
     arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names hold characters that not every terminal has
     try:
         with command.make_context(program, list(arguments), max_content_width=HELP_WIDTH) as context:
             return command.invoke(context) or 0
@@ -127,7 +129,7 @@ def _run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[s
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)
         path = where.command_path if where else program
-        message, code = f"{refusal(error)} (see `{path} --help`)", error.exit_code
+        message, code = f"{error.format_message()} (see `{path} --help`)", error.exit_code
     except UserError as error:
         message, code = str(error), 2
     except Failed as error:
@@ -139,26 +141,6 @@ def _run(commands: typer.Typer | TyperGroup, program: str, arguments: Sequence[s
         f"{name}: {' '.join(message.splitlines())}", file=sys.stderr
     )  # also of a file whose name has two lines
     return code
-
-
-def _let_go(stream: TextIO) -> None:
-    """Send to nowhere what nobody reads: Python would complain about it at its end."""
-    try:
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def refusal(error: typer.TyperException) -> str:
-    """What is wrong with a command line; for a number out of range, the option and the value that was given."""
-    cause, parameter = error.__cause__, getattr(error, "param", None)
-    if parameter is not None and isinstance(cause, ValueError) and hasattr(cause, "errors"):  # pydantic's
-        (wrong, *_) = cause.errors()
-        expected = wrong["msg"].removeprefix("Input ").partition(", unable")[0]
-        expected = expected.replace("valid integer", "whole number").replace("valid number", "number")
-        return f"{parameter.opts[0]} {wrong['input']!r} {expected}"
-    text = " ".join(error.format_message().split()).rstrip(".")
-    return text[:1].lower() + text[1:]
 
 
 def _say_version(asked: bool) -> None:
@@ -202,7 +184,7 @@ def _front_door(version: Version = False) -> None:
 )
 def device(context: typer.Context) -> None:
     """classify with a published model on a device"""
-    runtime = importlib.import_module("export.device.runtime")
+    runtime = importlib.import_module("export.runtime")
     runtime.leave(runtime.main(context.args))
 
 

@@ -1,118 +1,141 @@
-"""`python -m edge_hpcr report`: tables and plots of what `bench` left."""
+"""`python -m edge_hpcr report`: tables, plots and pages of what `bench` left."""
 
-import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from typer import Argument, Option
 
-from edge_hpcr.bench import analyses, methods_page, teach_report
+from edge_hpcr.bench import methods_page, teach_report
 from edge_hpcr.bench import report as tables
-from edge_hpcr.bench.analyses.contract import title_of
-from edge_hpcr.bench.results import read_folders
-from edge_hpcr.bench.teach_report import Lessons
-from edge_hpcr.commands.cli import at_most_one, examples, new_commands
+from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.files import disk_errors
 
 EXAMPLES = """
 examples:
-  python -m edge_hpcr report runs                                   tables on the screen, plots in runs/plots
-  python -m edge_hpcr report results --out docs/results.md          a page with its plots in docs/plots
-  python -m edge_hpcr report results results/analyses --methods docs/methods.md    how far each method was verified
+  python -m edge_hpcr report runs                              tables on the screen, plots in runs/plots
+  python -m edge_hpcr report runs --out pages --table runs.csv pages with their plots, and a table of the runs
 """
+RESULTS, CHOICES, ANALYSES, METHODS = "results.md", "choices.md", "analyses.md", "methods.md"
+TITLES = {
+    RESULTS: "Results on test images",
+    CHOICES: "Choices, made on held-out training images",
+    ANALYSES: "The paper's analyses, repeated",
+}
+EXPLAINED = f"The columns are explained in [{RESULTS}]({RESULTS})."
 commands = new_commands()
+
+
+class Section(NamedTuple):
+    """A part of a page: what its plots are known by, its tables, what explains tables of its kind, and which page it is for."""
+
+    name: str
+    text: str
+    explanation: str
+    page: str
 
 
 @commands.command(epilog=examples(EXAMPLES))
 def report(
     folders: Annotated[list[Path], Argument(metavar="DIR", help="where `bench` left its results")],
-    out: Annotated[Path | None, Option(metavar="FILE.md", help="also write a page")] = None,
-    plots: Annotated[
+    out: Annotated[
         Path | None,
-        Option(metavar="DIR", help="for plots", show_default="plots, beside the page or in the first folder"),
+        Option(
+            metavar="DIR|FILE.md",
+            help="write pages: results on test images, choices on held-out ones, methods with a verdict, analyses; "
+            "or one page with all tables",
+        ),
     ] = None,
-    methods: Annotated[
-        Path | None,
-        Option(metavar="FILE.md", help="write the page of verification: every method, and a verdict"),
-    ] = None,
+    table: Annotated[Path | None, Option(metavar="FILE.csv", help="write a table with a row per run")] = None,
 ) -> None:
-    """Put the runs of one setting together, and the paper's values beside them."""
-    at_most_one(out=out, methods=methods)
-    found, left_out = read_folders(folders)
+    """Put the runs of one setting together, with the paper's values; plots are beside the pages or in the first folder."""
+    found, left_out = tables.read_folders(folders)
     for complaint in left_out:
         print(f"left out: {complaint}", file=sys.stderr)
     if not found:
-        where = " and ".join(map(str, folders))
         raise UserError(
-            f"no finished runs in {where}: make one with "
+            f"no finished runs in {' and '.join(map(str, folders))}: make one with "
             f"`python -m edge_hpcr bench --dataset digits --out {folders[0]}`"
         )
-    taught = teach_report.group([result for result in found.values() if teach_report.is_lesson(result)])
-    analysed = analyses.ordered([result for result in found.values() if analyses.is_analysis(result)])
-    results = [result for result in found.values() if "benchmark" not in result]
-    sections = [tables.table(results), *map(teach_report.section, taught), *map(analyses.section, analysed)]
-    print("\n\n".join(filter(None, sections)))
-    if methods:
-        words = ["report", *map(str, folders), "--methods", str(methods)]
-        costs = [each for each in analysed if each["analysis"] == "cost"]
-        cost = max(costs, key=lambda each: each["version"] == "paper", default=None)
-        _write(
-            methods,
-            methods_page.page(tables.group(results), cost, f"python -m edge_hpcr {shlex.join(words)}"),
-        )
-        return
-    folder = plots or (out.parent if out else folders[0]) / "plots"
-    images = _draw(results, taught, analysed, folder, out)
-    if out:
-        words = ["report", *map(str, folders), "--out", str(out)]
-        if plots:
-            words += ["--plots", str(plots)]
-        more = [teach_report.EXPLANATION] if taught else []
-        for lessons in taught:
-            more.append(teach_report.section(lessons))
-            more += [f"![{text}]({path})" for text, path in images.get(lessons[0].heading, [])]
-        more += [analyses.EXPLANATION] if analysed else []
-        for result in analysed:
-            more.append(analyses.section(result))
-            more += [f"![{text}]({path})" for text, path in images.get(title_of(result), [])]
-        title = "Results" if results or taught else "The paper's analyses, repeated"
-        command = f"python -m edge_hpcr {shlex.join(words)}"
-        page = tables.page(results, command, list(found), images, more, title)
-        _write(out, page)
+    kinds = tables.by(found.values(), tables.kind_of)
+    groups = tables.group(kinds.get("", []))
+    taught = teach_report.group(kinds.get("teach", []))
+    analysed = kinds.get("analysis", [])
+    sections = _sections(groups, taught, analysed)
+    print("\n\n".join(each.text for each in sections))
+    one_page = out is not None and out.suffix == ".md"
+    folder = folders[0] if out is None else out.parent if one_page else out
+    drawn = _draw(groups, taught, folder / "plots")
+    if table:
+        with disk_errors(f"cannot write {table}", "choose another file with --table"):
+            tables.write_runs(found, table)
+        print(f"table: {table}", file=sys.stderr)
+    if out and one_page:
+        with disk_errors(f"cannot write {out}", "choose another file with --out"):
+            out.write_text(_page("", sections, drawn, set()), encoding="utf-8")
+        print(f"page: {out}", file=sys.stderr)
+    elif out:
+        explained = {one.explanation for one in sections if one.page == RESULTS}
+        pages = {
+            name: _page(name, own, drawn, explained)
+            for name, own in tables.by(sections, lambda one: one.page).items()
+        }
+        if groups:
+            costs = [each for each in analysed if each["analysis"] == "cost"]
+            cost = max(costs, key=lambda each: each["version"] == "paper", default=None)
+            pages[METHODS] = methods_page.page(groups, cost)
+        with disk_errors(f"cannot write pages to {out}", "choose another folder with --out"):
+            for name, page in pages.items():
+                (out / name).write_text(page, encoding="utf-8")
+        print(f"pages: {', '.join(pages)} in {out}", file=sys.stderr)
 
 
-def _write(path: Path, page: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --out") from None
-    print(f"page: {path}", file=sys.stderr)
+def _sections(
+    groups: Sequence[tables.Group],
+    taught: Sequence[list[teach_report.Lessons]],
+    analysed: list[dict[str, object]],
+) -> list[Section]:
+    found = [
+        Section(dataset, tables.section(each), tables.EXPLANATION, CHOICES if validates else RESULTS)
+        for (validates, dataset), each in tables.by(groups, lambda one: (one.validates, one.dataset)).items()
+    ]
+    for each in taught:
+        page = CHOICES if each[0].validates else RESULTS
+        found.append(Section(each[0].heading, teach_report.section(each), teach_report.EXPLANATION, page))
+    if analysed:
+        paper = tables.paper_analyses()
+        for one in paper.ordered(analysed):
+            found.append(Section(paper.title_of(one), paper.section(one), paper.EXPLANATION, ANALYSES))
+    return found
+
+
+def _page(
+    name: str, sections: Sequence[Section], drawn: Sequence[tuple[str, str, str]], explained: set[str]
+) -> str:
+    """The sections of one page under its title, with their plots; what is explained once is not explained again."""
+    parts = [f"# {TITLES.get(name, 'Results')}"]
+    for section in sections:
+        elsewhere = name == CHOICES and section.explanation in explained
+        explanation = EXPLAINED if elsewhere else section.explanation
+        if explanation not in parts:
+            parts.append(explanation)
+        parts.append(section.text)
+        if section.page == RESULTS:
+            parts += [f"![{text}]({plot})" for of, text, plot in drawn if of == section.name]
+    return "\n\n".join(parts) + "\n"
 
 
 def _draw(
-    results: list[dict[str, Any]],
-    taught: list[list[Lessons]],
-    analysed: list[dict[str, Any]],
-    folder: Path,
-    page: Path | None,
-) -> dict[str, list[tuple[str, str]]]:
-    """The plots that the page can show, by section: only what lies below the page moves with it."""
+    groups: Sequence[tables.Group], taught: Sequence[list[teach_report.Lessons]], folder: Path
+) -> list[tuple[str, str, str]]:
+    """A plot for each that was tested on test images: the section it belongs to, what it shows, and its file beside a page."""
     from edge_hpcr.bench import plots  # here, because `bench` and the others need not wait for matplotlib
 
-    try:
+    with disk_errors(f"cannot write plots to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = plots.draw(tables.group(results), folder) + plots.draw_lessons(taught, folder)
-        drawn += analyses.draw(analysed, folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot write plots to {folder}: {error.strerror}; choose another folder with --plots"
-        ) from None
+        drawn = plots.draw([one for one in groups if not one.validates], folder)
+        drawn += plots.draw_lessons([each for each in taught if not each[0].validates], folder)
     print(f"plots: {len(drawn)} in {folder}", file=sys.stderr)
-    images: dict[str, list[tuple[str, str]]] = {}
-    for dataset, text, path in drawn:
-        if page is not None and path.resolve().is_relative_to(page.parent.resolve()):
-            relative = path.resolve().relative_to(page.parent.resolve()).as_posix()
-            images.setdefault(dataset, []).append((text, relative))
-    return images
+    return [(of, text, f"{folder.name}/{file.name}") for of, text, file in drawn]

@@ -1,18 +1,14 @@
 """Files that survive a power cut, locks between processes, and the hash that tells whether a file is the right one."""
 
+import fcntl
 import hashlib
-import io
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-
-if sys.platform != "win32":
-    import fcntl
 
 from edge_hpcr.common.errors import UserError
 
@@ -22,6 +18,18 @@ LOOK_SECONDS = 0.5  # far longer than `is_locked` takes
 
 class Locked(UserError):
     """Another process holds the lock."""
+
+
+def cache_folder() -> Path:
+    """Where what takes long to make is kept: `$EDGE_HPCR_CACHE`, or the user's cache."""
+    if chosen := os.environ.get("EDGE_HPCR_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-hpcr"
+
+
+def weights_file(name: str) -> Path:
+    """Where `weights get` puts the weights of a backbone."""
+    return cache_folder() / "weights" / f"{name}.safetensors"
 
 
 def sha256(content: Path | bytes) -> str:
@@ -37,29 +45,13 @@ def sha256(content: Path | bytes) -> str:
 
 
 def read_regular(path: Path, limit: int, refuse: Callable[[str], Exception], follow: bool = True) -> bytes:
-    """The contents of a regular file of at most `limit` bytes; `refuse` makes the error to raise out of the reason."""
-    with open_regular(path, limit, refuse, follow) as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            data = file.read(size + 1)
-        except OSError as error:
-            raise refuse(reason_of(error)) from error
-    if len(data) != size:
-        raise refuse("it changed while it was read")
-    return data
+    """The contents of a regular file of at most `limit` bytes; `refuse` makes the error to raise out of the reason.
 
-
-def open_regular(
-    path: Path, limit: int, refuse: Callable[[str], Exception], follow: bool = True
-) -> io.BufferedReader:
-    """As `read_regular`, opened: what is checked and what is read are one file, whatever happens to its name."""
+    What is checked and what is read are one file, whatever happens to its name.
+    """
     # Not blocking: opening a named pipe would wait for somebody to write into it.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        if not follow:
-            if path.is_symlink():
-                raise refuse("it is a link, and links are not followed here")
-            flags |= getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:  # a ValueError: a zero byte in the name
         raise refuse(reason_of(error)) from error
@@ -71,7 +63,14 @@ def open_regular(
         # Before it is a Python file: of a folder, none can be made, and nobody would close it.
         os.close(descriptor)
         raise refuse(problem)
-    return os.fdopen(descriptor, "rb")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            data = file.read(state.st_size + 1)
+        except OSError as error:
+            raise refuse(reason_of(error)) from error
+    if len(data) != state.st_size:
+        raise refuse("it changed while it was read")
+    return data
 
 
 def reason_of(error: Exception) -> str:
@@ -90,8 +89,6 @@ def disk_errors(what: str, advice: str = "") -> Iterator[None]:
 
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder: a rename alone may reach the disk before the contents do."""
-    if sys.platform == "win32" and path.is_dir():
-        return  # Windows cannot open a folder, and does not need it
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -99,15 +96,16 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_through(path: Path, data: bytes | str) -> None:
+def write_through(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Write a file that is on the disk when this returns; a crash may leave half of it."""
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)  # what a crash left, or a link that leads elsewhere
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replace a file: readers, and whoever comes after a crash, see the old contents or the new ones.
 
     With `durable` the new ones are on the disk when this returns. Without it a power cut may bring back the old ones,
@@ -116,8 +114,9 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> 
     temporary = path.with_name(path.name + WRITING)
     try:
         if durable:
-            write_through(temporary, data)
+            write_through(temporary, data, mode)
         else:
+            temporary.unlink(missing_ok=True)
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
         temporary.replace(path)
     except OSError:
@@ -165,25 +164,19 @@ def _is_at(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def is_locked(path: Path) -> bool | None:
-    """Whether some process, in whichever container, holds the lock; None if that cannot be told."""
+def is_locked(path: Path) -> bool:
+    """Whether some process, in whichever container, holds the lock."""
     try:
         with path.open("rb") as file:
-            if sys.platform == "win32":
-                return None
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
         return False
     except BlockingIOError:
         return True
-    except OSError:
-        return None
 
 
 def _lock(file: IO[str]) -> bool:
-    if sys.platform == "win32":
-        return True  # no such locks there
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

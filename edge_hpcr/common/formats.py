@@ -106,9 +106,7 @@ CHECKPOINT = Format[dict[str, Any]](
 )  # its index, with the arrays if they are read
 MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an exported version
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
-EXPORTED_CLASSES = Format[dict[str, Any]]("classes.json")  # in a folder of exported samples
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
-DEVICES: Format[sqlite3.Connection] = Format("devices")  # which of them use a workspace's models
 REGIONS = Format[dict[str, Any]]("regions")  # of sources, in a workspace
-STAGED = Format[dict[str, Any]]("staged.json")  # a version for named devices only
+PINNED = Format[dict[str, Any]]("staged.json")  # devices that stay on a version
 BACKUP = Format[dict[str, Any]]("backup")  # of a whole workspace, its list of files

@@ -51,48 +51,6 @@ def is_class_name(name: str) -> bool:
     return not any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name)
 
 
-# Parts of the flags of England, Scotland and Wales.
-_FLAG = re.compile("\U0001f3f4[\U000e0020-\U000e007e]+\U000e007f")
-_VARIATIONS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_KEYCAP = "\u20e3"
-# Invisible although Unicode counts them among letters, marks and symbols.
-_BLANKS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-
-
-def hidden_character(name: str) -> str | None:
-    """The first character that nobody sees or that turns the others around; None if there is none.
-
-    Joiners and variation selectors are parts of real names, where they change what is seen: within words of scripts
-    whose letters join (Arabic, Persian, Hindi …) and within emoji. Between Latin letters they only make two names look alike.
-
-    >>> hidden_character("mug"), hidden_character("m\\u200bug")
-    (None, '\\u200b')
-    """
-    text = f" {_FLAG.sub('', name)} "
-    for before, each, after in zip(text, text[1:], text[2:], strict=False):
-        if each in "\u200c\u200d":
-            hidden = not (_joins(before) and _joins(after)) and not (
-                each == "\u200d" and _is_emoji(before) and unicodedata.category(after) in ("So", "Sm")
-            )
-        elif _VARIATIONS.match(each):
-            hidden = unicodedata.category(before) not in ("So", "Sm", "Lo") and after != _KEYCAP
-        else:
-            hidden = unicodedata.category(each) == "Cf" or each in _BLANKS
-        if hidden:
-            return each
-    return None
-
-
-def _joins(letter: str) -> bool:
-    """Of a script whose letters change with their neighbours: those from Arabic to Balinese."""
-    return "\u0600" <= letter <= "\u1b7f" and unicodedata.category(letter)[0] in "LM"
-
-
-def _is_emoji(sign: str) -> bool:
-    # A skin's colour and the request for a picture may follow the emoji itself.
-    return unicodedata.category(sign) in ("So", "Sm", "Sk") or sign == "\ufe0f"
-
-
 def split_address(url: str, schemes: Collection[str]) -> SplitResult | None:
     """The parts of an address of one of these kinds; None if it is not one, or its host or port cannot be.
 
@@ -101,7 +59,10 @@ def split_address(url: str, schemes: Collection[str]) -> SplitResult | None:
     """
     try:
         parts = urlsplit(url)
-        good = parts.scheme in schemes and is_host(parts.hostname or "") and parts.port != 0
+        host = (parts.hostname or "").encode(
+            "idna"
+        )  # as looking it up would; its own failure at that is no OSError
+        good = parts.scheme in schemes and host and parts.port != 0
     except ValueError:
         return None
     return parts if good and url.isprintable() and " " not in url else None
@@ -122,15 +83,3 @@ def shown_address(url: str, schemes: Collection[str]) -> str | None:
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     port = f":{parts.port}" if parts.port is not None else ""
     return f"{parts.scheme}://{host}{port}{path}{'?…' if parts.query or parts.fragment else ''}"
-
-
-def is_host(name: str) -> bool:
-    """Whether a name can be looked up at all; Python's own failure at that is no OSError.
-
-    >>> is_host("camera.local"), is_host("camera..local"), is_host("x" * 64)
-    (True, False, False)
-    """
-    try:
-        return bool(name.encode("idna"))
-    except UnicodeError:
-        return False

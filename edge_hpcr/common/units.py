@@ -2,7 +2,6 @@
 
 import ast
 import re
-from fractions import Fraction
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
@@ -22,11 +21,9 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise UserError(f"{text!r} is not a size in bytes: write it like 500KB, 2MB or 1MiB")
-    size = int(Fraction(match[1]) * _UNITS[match[2].upper()])
-    if size > 2**62:
-        raise UserError(f"{text[:20]!r}: a size of more bytes than any machine has")
+    size = round(float(match[1]) * _UNITS[match[2].upper()])
     if size < 1:
-        raise UserError(f"{text!r} is no bytes at all: write a size like 500KB, 2MB or 1MiB")
+        raise UserError(f"{text!r} must be at least 1 byte: write a size like 500KB, 2MB or 1MiB")
     return size
 
 

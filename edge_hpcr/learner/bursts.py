@@ -1,4 +1,4 @@
-"""Samples that show the same thing at the same moment: what a trunk says of the frames of a burst is nearly the same."""
+"""Frames of one thing that come one after the other: they look alike, and together say no more than one picture."""
 
 import numpy as np
 
@@ -16,38 +16,28 @@ def bursts(latents: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """
     from scipy.sparse.csgraph import connected_components  # a start must not wait for it
 
-    seen = directions(latents, columns, np.ones(len(columns)))
+    classes, places = np.unique(columns, return_inverse=True)
+    # What all pictures of a camera have in common says nothing of a class.
+    middle = np.mean([latents[columns == column].mean(0) for column in classes], axis=0)
+    seen = unit(latents - middle)
     numbers, found = np.zeros(len(columns), np.int64), 0
-    for column in np.unique(columns):
-        own = columns == column
+    for place in range(len(classes)):
+        own = places == place
         count, groups = connected_components(seen[own] @ seen[own].T >= ALIKE, directed=False)
         numbers[own], found = found + groups, found + count
     return numbers
 
 
-def directions(latents: np.ndarray, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Unit vectors from the middle of the classes: what all pictures of a camera have in common says nothing of a class."""
-    _, places = np.unique(columns, return_inverse=True)
-    sums = group_sums(latents * weights[:, None], places)
-    middle = (sums / np.bincount(places, weights)[:, None]).mean(0)
-    return unit(latents - middle)
+def one_of_each(groups: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Which samples count when every group counts once: its first that is allowed to.
 
-
-def votes(groups: np.ndarray) -> np.ndarray:
-    """The weight of each sample when every group counts once.
-
-    >>> votes(np.array([7, 3, 7])).tolist()
-    [0.5, 1.0, 0.5]
+    >>> one_of_each(np.array([7, 3, 7]), np.array([False, True, True])).tolist()
+    [False, True, True]
     """
-    _, places, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    return 1 / sizes[places]
-
-
-def group_sums(vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The sum of each group's vectors, `[groups, ...]`."""
-    sums = np.zeros((places.max() + 1, vectors.shape[1]))
-    np.add.at(sums, places, vectors)
-    return sums
+    places = np.flatnonzero(allowed)
+    chosen = np.zeros(len(groups), bool)
+    chosen[places[np.unique(groups[places], return_index=True)[1]]] = True
+    return chosen
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -37,26 +37,19 @@ class Calibration:
 
 
 def calibrate(
-    scores: np.ndarray,
-    similarity: np.ndarray,
-    columns: np.ndarray,
-    unknown_share: float,
-    weights: np.ndarray | None = None,
+    scores: np.ndarray, similarity: np.ndarray, columns: np.ndarray, unknown_share: float
 ) -> Calibration:
     """From what the learner says of samples that it was not trained on, and their true columns.
 
     The temperature makes the held-out labels most likely (Guo et al., 2017), and is near 1 while they are few. The *unknown*
     line leaves `unknown_share` of held-out samples below it: that share of things it has been taught will be called unknown.
-    `weights`: how much each counts; the frames of a burst are no more than one sample together.
     """
-    weights = np.ones(len(columns)) if weights is None else weights
-    count = round(float(weights.sum()))
+    count = len(columns)
     if count < FEWEST_SAMPLES:
         return Calibration(samples=count)
-    order = np.argsort(similarity, kind="stable")
     # Of so many samples the k-th lowest has k / (count + 1) of all that will come below it, on average.
-    ranks = np.cumsum(weights[order])
-    threshold = float(np.interp(unknown_share * (count + 1), ranks, similarity[order]))
+    ranks = np.arange(1, count + 1)
+    threshold = float(np.interp(unknown_share * (count + 1), ranks, np.sort(similarity)))
     if scores.shape[1] < 2:
         return Calibration(1.0, threshold, count)
 
@@ -64,7 +57,7 @@ def calibrate(
 
     def loss(log_temperature: float) -> float:
         likely = _sharpened(scores, float(np.exp(log_temperature)))[np.arange(len(columns)), columns]
-        surprise = -float(weights @ np.log(np.maximum(likely, 1e-12)))
+        surprise = -float(np.log(np.maximum(likely, 1e-12)).sum())
         return surprise + (log_temperature / USUAL_SPREAD) ** 2 / 2
 
     best = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")

@@ -53,6 +53,9 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
     if folder.exists() and not (folder / INDEX).is_file() and not is_empty:
         raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
 
+    # As they will be read: JSON's names are text, and text sorts 10 before 2, which the hash would tell apart.
+    facts = json.loads(json.dumps(facts, allow_nan=False))
+
     def fill(temporary: Path) -> None:
         for name, group in arrays.items():
             whole = {key: np.asarray(value, order="C") for key, value in group.items()}
@@ -110,9 +113,7 @@ def _swap_in(temporary: Path, folder: Path) -> None:
 
 
 def exists(folder: Path) -> bool:
-    folder = Path(folder)
-    # Its own name twice: another process may put a new one there between the first two looks.
-    return any((place / INDEX).is_file() for place in (folder, _previous(folder), folder))
+    return any((place / INDEX).is_file() for place in (Path(folder), _previous(Path(folder))))
 
 
 def remove(folder: Path) -> None:
@@ -137,14 +138,13 @@ def _index(folder: Path) -> tuple[Path, dict[str, Any]]:
     try:
         index = json.loads((place / INDEX).read_text())
         written, stored = index["format"], index["facts"]
-        index["sha256"] = dict(index["sha256"])
+        # Of a restored backup's, too, only files in its own folder are read.
+        index["sha256"] = {Path(name).name: digest for name, digest in index["sha256"].items()}
     except FileNotFoundError:
-        if exists(folder):  # another process is replacing it: by now it has the other name
-            return _index(folder)
         raise UserError(f"no checkpoint at {folder}: {INDEX} is missing there") from None
     except OSError as error:
         raise UserError(f"checkpoint {place} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(place / INDEX, f"cannot be read ({error})") from None
     CHECKPOINT.is_old(written, place, index.get("version"))
     if index.get("facts_sha256") != _facts_hash(stored):
@@ -159,19 +159,9 @@ def _upgraded(index: dict[str, Any]) -> dict[str, Any]:
 
 def read(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """The arrays and facts that `write` was given; a `UserError` names what is missing, cut short or of another version."""
-    while True:
-        place, index = _index(Path(folder))
-        damage = None
-        try:
-            arrays = {Path(name).stem: _group(place / name, hash) for name, hash in index["sha256"].items()}
-        except DamagedCheckpoint as error:
-            damage = error
-        if (place, index) != _index(Path(folder)):
-            continue  # another process replaced it meanwhile: what was read may be of both
-        if damage is not None:
-            raise damage
-        index["arrays"] = arrays
-        return arrays, _upgraded(index)["facts"]
+    place, index = _index(Path(folder))
+    index["arrays"] = {Path(name).stem: _group(place / name, hash) for name, hash in index["sha256"].items()}
+    return index["arrays"], _upgraded(index)["facts"]
 
 
 def _group(path: Path, expected: str) -> dict[str, np.ndarray]:

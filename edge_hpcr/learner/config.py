@@ -1,4 +1,4 @@
-"""What a learner is made from: its configuration, its network and its device."""
+"""What a learner is made from: its configuration and its network."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 
 import torch
 
-from edge_hpcr.common.errors import UserError, check_positive, one_of
+from edge_hpcr.common.errors import UserError, check_at_least, check_positive, one_of
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.augment import AugmentConfig
-from edge_hpcr.learner.backbones import BackboneConfig, NoBackbone, backbone_class
+from edge_hpcr.learner.backbones import BackboneConfig, backbone_class
 from edge_hpcr.learner.codec import FLOAT, LATENT
+from edge_hpcr.learner.device import PRECISIONS
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.network import Network
 from edge_hpcr.learner.optimise import KINDS
-from edge_hpcr.learner.precision import PRECISIONS, allow_tf32
+
+# Options that earlier versions wrote into checkpoints, results and sweeps, and what they are called now.
+FORMER_NAMES = {"as_kept": "encode_incoming", "strong_below": "few_samples"}
+GONE = ("stored_views", "weights")  # options that earlier versions wrote, and that no run used
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,16 @@ class LearnerConfig:
     height: int = 32
     width: int = 32
     backbone: str = "reduced_resnet18"
-    weights: str | None = None  # the file of a backbone that brings none
     method: str = "hpcr"
     method_options: dict[str, Any] = field(default_factory=dict)
     memory: MemoryConfig = field(default_factory=lambda: MemoryConfig(samples=200))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    views: bool = True  # every image beside one augmented view of itself
-    plain: bool = True  # False: the augmented view alone, so that as many more samples fit into a step
-    # Samples in memory. While there are fewer, a step without plain images is one of the paper all the same: ten
-    # replayed samples beside ten incoming ones, each image beside a strong view of it.
-    strong_below: int = 0
-    stored_views: int = 1  # latents kept of a sample: of the image itself, and of augmented views
-    as_kept: bool = False  # show incoming images as the memory will give them back: see step.py
+    views: bool = True  # show every image together with one augmented view of it
+    plain: bool = True  # False: show the augmented view alone, so that twice as many samples fit into a step
+    # While the memory holds fewer samples, a step without plain images is like one of the paper: ten replayed samples
+    # for ten incoming ones, each image together with a strong view of it.
+    few_samples: int = 0
+    encode_incoming: bool = False  # show incoming images as the memory will give them back: see step.py
     replay: int = 10  # samples from memory in a step
     nf: int = 20
     tau: float = 0.09
@@ -49,7 +51,7 @@ class LearnerConfig:
     imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
     batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
     ema_decay: float | None = 0.99
-    compute: str = "float32"  # in which the backbone computes a step; or "bfloat16", "auto": see precision.py
+    compute: str = "float32"  # in which the backbone computes a step; or "bfloat16", "auto": see device.py
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,9 +63,8 @@ class LearnerConfig:
             raise UserError(
                 "plain and views are both off: a step needs the image, an augmented view of it, or both"
             )
-        for name, lowest in (("nf", 1), ("replay", 0), ("stored_views", 1), ("strong_below", 0)):
-            if getattr(self, name) < lowest:
-                raise UserError(f"{name} {getattr(self, name)}: give at least {lowest}")
+        check_at_least(1, self, "nf")
+        check_at_least(0, self, "replay", "few_samples")
         for name in ("tau", "lr", "proxy_lr"):
             if name != "proxy_lr" or self.proxy_lr is not None:
                 check_positive(name, getattr(self, name))
@@ -96,8 +97,9 @@ class LearnerConfig:
         augmented: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values["augment"].items()
         }
-        nested = {"memory": MemoryConfig(**values["memory"]), "augment": AugmentConfig(**augmented)}
-        return cls(**{**values, **nested})
+        nested = {"memory": MemoryConfig.from_dict(values["memory"]), "augment": AugmentConfig(**augmented)}
+        named = {FORMER_NAMES.get(name, name): value for name, value in (values | nested).items()}
+        return cls(**{name: value for name, value in named.items() if name not in GONE})
 
 
 def memory_options(backbone: str, method: str) -> dict[str, Any]:
@@ -124,11 +126,8 @@ def suited_memory(memory: MemoryConfig, method: methods.Method) -> MemoryConfig:
 
 def build_network(config: LearnerConfig, device: torch.device) -> Network:
     """The network of a configuration before it has learned anything, with its trunk on the device."""
-    made = BackboneConfig(config.height, config.width, config.nf, config.weights, config.seed)
-    try:
-        backbone = backbone_class(config.backbone)(made)
-    except UserError as error:
-        raise NoBackbone(str(error)) from error
+    made = BackboneConfig(config.height, config.width, config.nf, config.seed)
+    backbone = backbone_class(config.backbone)(made)
     if (backbone.trunk is None) == (config.memory.codec == LATENT):
         keeps = (
             "images: choose raw, webp, jpeg or png" if backbone.trunk is None else f"latents: choose {LATENT}"
@@ -137,17 +136,3 @@ def build_network(config: LearnerConfig, device: torch.device) -> Network:
             f"codec {config.memory.codec}: with the backbone {config.backbone} the memory keeps {keeps}"
         )
     return Network(backbone, config.tau, methods.method_class(config.method).linear).to(device)
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the best device that works here."""
-    one_of("device", name, ("auto", "cpu", "cuda", "mps"))
-    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, works in usable.items() if works)
-    if not usable[name]:
-        kind = "usable CUDA" if name == "cuda" else "Apple"
-        raise UserError(f"device {name}: PyTorch finds no {kind} GPU here; use --device cpu (or auto)")
-    if name == "cuda":
-        allow_tf32()
-    return torch.device(name)

@@ -1,8 +1,8 @@
 """The learner: learns from images and labels, and predicts; classes may arrive with any batch.
 
-It knows no tasks; whoever does may tell the method when one ends. Any thread may call it: what reads or changes it runs
-one at a time. Images are uint8 RGB [N, H, W, 3], or what `encode` made of them, so that a trunk sees each but once; a label
-is a class id, a whole number from 0 on that belongs to its class for good. Inside, classes are columns in the order of
+It knows no tasks. Whoever knows them may tell the method when one ends. Any thread may call it: calls run one at a time.
+Images are uint8 RGB [N, H, W, 3], or what `encode` made of them, so that an image passes a trunk only once. A label
+is a class id: a whole number from 0 on, which never passes to another class. Inside, classes are columns in the order of
 their arrival.
 """
 
@@ -10,30 +10,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import methods, saving, step
+from edge_hpcr.learner import checkpoint, methods, step
 from edge_hpcr.learner.augment import augment
-from edge_hpcr.learner.checks import check_images, check_inputs, whole_numbers
-from edge_hpcr.learner.config import LearnerConfig, build_network, resolve_device, suited_memory
-from edge_hpcr.learner.memory import MemoryConfig, Offer, Replay, ReplayMemory
+from edge_hpcr.learner.config import LearnerConfig, build_network, suited_memory
+from edge_hpcr.learner.device import resolve_device, resolve_precision
+from edge_hpcr.learner.memory import (
+    MemoryConfig,
+    Offer,
+    Replay,
+    ReplayMemory,
+    check_images,
+    check_latents,
+    whole_numbers,
+)
 from edge_hpcr.learner.methods import Batch, StepView
-from edge_hpcr.learner.methods.contract import HeldSamples
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.learner.optimise import SETTLED, Optimiser, WeightAverage
-from edge_hpcr.learner.precision import resolve_precision
-from edge_hpcr.learner.reports import LossNotFinite, Prediction, StepReport
+from edge_hpcr.learner.step import LossNotFinite, StepReport
 
 __all__ = [
     "Learner",
@@ -45,7 +51,7 @@ __all__ = [
     "resolve_device",
 ]
 PREDICTION_BATCH = 256
-LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves: late in its life, too, a learner learns new classes
+LOWEST_RATE = 0.2  # share of the learning rate that lr_decay leaves at least: an old learner must still learn new classes
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -58,6 +64,20 @@ def _exclusive(call: Call) -> Call:
             return call(self, *arguments, **options)
 
     return cast(Call, alone)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Row i answers for image i; column c of `scores` stands for class `class_ids[c]`."""
+
+    scores: np.ndarray  # probabilities, float32 [N, C]
+    similarity: np.ndarray  # how near the nearest class is, as the classifier says: float32 [N]
+    class_ids: np.ndarray  # int64 [C]
+
+    @property
+    def best(self) -> np.ndarray:
+        """The most probable class id of each image."""
+        return self.class_ids[self.scores.argmax(1)]
 
 
 class Learner:
@@ -79,11 +99,10 @@ class Learner:
         self.method = methods.create(config.method, config.method_options)
         self.rng = np.random.default_rng(config.seed)
         self.network = build_network(config, self.device)
-        backbone = self.network.backbone
         self.memory = ReplayMemory(
             suited_memory(config.memory, self.method),
-            self._input_shape(),
-            (backbone.sketch_size or backbone.feature_size) if self.method.stores_features else 0,
+            self._kept_shape(),
+            self.network.feature_size if self.method.stores_features else 0,
             self.method.stores_logits,
             self.rng,
         )
@@ -91,7 +110,7 @@ class Learner:
         self.step = 0
         self._lock = threading.RLock()
         # Of the live and of the averaged weights, until something changes.
-        self._classifiers: dict[bool, nn.Module] = {}
+        self._classifiers: dict[bool, Classifier] = {}
         self.average: WeightAverage | None = None
         self.method.begin(self.view)
         self.optimiser = Optimiser(config.optimiser, config.lr, self.network, config.proxy_lr)
@@ -99,7 +118,7 @@ class Learner:
             self.average = WeightAverage(self.network, config.ema_decay)
         self.changed()
         if self.memory.reserved:
-            self.memory.check_holds(1)  # beside what the method keeps
+            self.memory.check_holds(1)  # with the bytes that the method keeps taken off
 
     # Classes ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +136,7 @@ class Learner:
             network.append_proxy(torch.from_numpy(proxy))
         if self.average is not None:
             self.average.ages.append(0)
-        self.optimiser.follow_proxies(kept=list(range(len(self.class_ids))))
+        self.optimiser.follow_proxies()
         self.method.add_class()
         self.class_ids.append(class_id)
         self.changed()
@@ -128,8 +147,7 @@ class Learner:
     def _extend_records(self, column: int) -> None:
         """What the records of held samples say of a class that has come since, if the method wants to know."""
         if self.method.extends_logits:
-            proxy = self.network.backbone.sketch(self.network.proxies[column : column + 1])
-            direction = F.normalize(proxy, dim=1)[0] / self.config.tau
+            direction = F.normalize(self.network.proxies[column : column + 1], dim=1)[0] / self.config.tau
             self.memory.extend_logits(column, direction.cpu().numpy())
 
     @_exclusive
@@ -206,18 +224,21 @@ class Learner:
             self.add_class(class_id)
         columns = np.array([self.class_ids.index(class_id) for class_id in labels], dtype=np.int64)
         if self.method.closed_form:
-            return self._take_in(inputs, columns)
+            return self._take_in(inputs, columns, ids, remember)
+        inputs = self.method.keep(self.view, inputs)
         if self.config.imprint:
             self._imprint(inputs, columns, [self.class_ids.index(class_id) for class_id in new])
         return self._step(lambda: (inputs, columns, self._choose_replay(inputs, columns)), ids, remember)
 
     @torch.no_grad()
-    def _take_in(self, inputs: np.ndarray, columns: np.ndarray) -> StepReport:
+    def _take_in(
+        self, inputs: np.ndarray, columns: np.ndarray, ids: np.ndarray | None, remember: bool
+    ) -> StepReport:
         """A step without a gradient. It reports how the class means classified the samples before they joined them."""
         begun = time.perf_counter()
         self.network.eval()
         features, labels = (
-            self.network.features(self._plain(inputs)),
+            self.network.features(self.view.plain(inputs)),
             torch.from_numpy(columns).to(self.device),
         )
         logits = self.network.logits(features)
@@ -226,7 +247,11 @@ class Learner:
             raise LossNotFinite(
                 f"the features are not finite at step {self.step}: nothing was learned from them"
             )
+        kept = self.method.keep(self.view, inputs) if remember and self.method.uses_memory else None
+        offer = None if kept is None else self.memory.offer(kept, columns, ids=ids)
         self.method.take_in(self.view, features, labels)
+        if offer is not None:
+            self.memory.admit(offer)
         self._average_proxies_follow()
         self.changed()
         self.step += 1
@@ -244,7 +269,7 @@ class Learner:
             self.column(class_id) for class_id in whole_numbers(labels, len(inputs), "class ids").tolist()
         ]
         self.network.eval()
-        features = self.network.features(self._plain(inputs))
+        features = self.network.features(self.view.plain(inputs))
         self.method.take_out(self.view, features, torch.tensor(columns, device=self.device))
         self._average_proxies_follow()
         self.changed()
@@ -255,42 +280,38 @@ class Learner:
             self.average.network.proxies.copy_(self.network.proxies)
 
     @_exclusive
-    def encode(self, images: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
-        """What the trainable part sees of images, and the memory keeps: with a trunk, latents of each stored view.
-
-        `seen` [N, 1, ...] are the latents of the images themselves, if the trunk has seen them before.
-        """
+    def encode(self, images: np.ndarray) -> np.ndarray:
+        """What the trainable part sees of images, and the memory keeps; what is encoded already stays as it is."""
         if self._latents and isinstance(images, np.ndarray) and images.dtype != np.uint8:
-            check_inputs(images, self._input_shape(), latents=True)
+            kept = images.shape[1:] == self._kept_shape()
+            check_latents(images, self._kept_shape() if kept else self._input_shape())
             return images
         check_images(images, self.config.height, self.config.width)
         if not self._latents:
             return images
-        plain = self.to_device(images)
-        views = [augment(plain, self.rng, self.config.augment) for _ in range(self.config.stored_views - 1)]
         with torch.inference_mode():
-            latents = [
-                self.network.inputs(view).cpu().numpy() for view in ([plain] if seen is None else []) + views
-            ]
-        return np.concatenate([*([] if seen is None else [seen]), *(each[:, None] for each in latents)], 1)
+            return self.network.inputs(self.to_device(images)).cpu().numpy()[:, None]
 
     @property
     def _latents(self) -> bool:
         return self.network.backbone.trunk is not None
 
     def _input_shape(self) -> tuple[int, ...]:
-        """Of one sample in memory."""
+        """Of one sample; latents have one dimension more, of length one, as in checkpoints."""
         trunk = self.network.backbone.trunk
-        if trunk is None:
-            return self.config.height, self.config.width, 3
-        return self.config.stored_views, *trunk.latent_shape
+        return (self.config.height, self.config.width, 3) if trunk is None else (1, *trunk.latent_shape)
+
+    def _kept_shape(self) -> tuple[int, ...]:
+        """Of what the memory has of one: a method may keep a part of a latent."""
+        trunk = self.network.backbone.trunk
+        return self._input_shape() if trunk is None else (1, *self.method.kept_shape(trunk))
 
     @torch.no_grad()
     def _imprint(self, inputs: np.ndarray, columns: np.ndarray, new: list[int]) -> None:
         """Let the proxies of new classes start where their first samples are."""
         for network in self._networks() if new else []:
             network.eval()
-            features = network.features(self._plain(inputs))
+            features = network.features(self.view.plain(inputs))
             for column in new:
                 network.proxies[column] = features[columns == column].mean(0)
         for column in new:
@@ -304,7 +325,7 @@ class Learner:
 
         Half of the samples take the place of incoming ones, so the other half is distilled as in any step.
         """
-        if not len(self.memory):
+        if self.method.closed_form or not len(self.memory):
             return None
 
         def drawn() -> tuple[np.ndarray, np.ndarray, Replay]:
@@ -330,7 +351,7 @@ class Learner:
     @property
     def has_few(self) -> bool:
         """Whether the memory holds so few samples that light views of them would be learned by heart."""
-        return not self.config.plain and len(self.memory) < self.config.strong_below
+        return not self.config.plain and len(self.memory) < self.config.few_samples
 
     @_exclusive
     def end_task(self) -> None:
@@ -405,7 +426,7 @@ class Learner:
         return StepView(
             network=self.network,
             average=None if self.average is None else self.average.network,
-            held=HeldSamples(self.memory),
+            held=self.memory,
             rng=self.rng,
             lr=self.config.lr,
             replay=self._replay,
@@ -421,14 +442,10 @@ class Learner:
         """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
         return self.view.to_device(inputs)
 
-    def _plain(self, inputs: np.ndarray) -> Tensor:
-        """The samples themselves, not their augmented views, on the device."""
-        return self.view.plain(inputs)
-
     def _offer(
         self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, outcome: step.Outcome
     ) -> Offer | None:
-        """The incoming samples for the memory, with what this step's own forward pass said of the plain images."""
+        """The incoming samples for the memory, with the logits and features of this step's own forward pass."""
         if not self.method.uses_memory:
             return None
         logits = outcome.logits if self.method.stores_logits else None
@@ -476,31 +493,138 @@ class Learner:
         scores, similarity = [], []
         for start in range(0, len(images), PREDICTION_BATCH):
             part = self.encode(images[start : start + PREDICTION_BATCH])
-            features = network.features(self._plain(part))
-            scores.append(classify(features).softmax(1).cpu().numpy())
-            similarity.append(network.similarities(features).amax(1).cpu().numpy())
+            plain = self.view.plain(part)
+            features = network.features(plain)
+            scores.append(classify(features, plain).softmax(1).cpu().numpy())
+            similarity.append(classify.similarity(network.similarities(features), plain).cpu().numpy())
         ids = np.array(self.class_ids, dtype=np.int64)
         return Prediction(np.concatenate(scores), np.concatenate(similarity), ids)
 
     @_exclusive
     def byte_breakdown(self) -> dict[str, int]:
-        """All bytes that are kept of samples: the memory's by kind, and the method's own."""
+        """The replay bytes, all that is kept of samples: the memory's by kind, and the method's own."""
         held, kept = self.memory.byte_breakdown(), self.method.bytes()
         return held | {"method": kept, "total": held["total"] + kept}
+
+    @_exclusive
+    def learner_bytes(self) -> dict[str, int]:
+        """The bytes of the learner itself, by kind: they do not grow with the samples, and no budget pays for them."""
+        trunk = self.network.backbone.trunk
+        tensors = {
+            "weights": self.network.state_dict(),
+            "average": self.average.network.state_dict() if self.average else {},
+            "optimiser": self.optimiser.state(),
+        }
+        parts = {kind: sum(each.nbytes for each in own.values()) for kind, own in tensors.items()}
+        parts["trunk"] = trunk.weight_bytes if trunk else 0
+        parts["method"] = self.method.network_bytes()
+        return parts | {"total": sum(parts.values())}
 
     # Checkpoints --------------------------------------------------------------------------------------------------
 
     @_exclusive
     def save(self, folder: Path, notes: dict[str, Any] | None = None) -> None:
         """The whole learner as a folder; `notes` come back from `load` (a benchmark keeps its progress there)."""
-        saving.save(self, Path(folder), notes or {})
+        tensors = {
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state(),
+            "method": self.method.state(),
+        }
+        if self.average is not None:
+            tensors["average"] = self.average.network.state_dict()
+        arrays = {
+            group: {name: tensor.detach().cpu().numpy() for name, tensor in members.items()}
+            for group, members in tensors.items()
+        }
+        arrays["memory"], memory_facts = self.memory.state()
+        trunk = self.network.backbone.trunk
+        facts = {
+            "config": asdict(self.config),
+            "method_options": self.method.config_dict(),
+            "class_ids": self.class_ids,
+            "step": self.step,
+            "rng": self.rng.bit_generator.state,
+            "memory": memory_facts,
+            "strides": {
+                group: {name: _dense_strides(tensor) for name, tensor in members.items()}
+                for group, members in tensors.items()
+            },
+            "trunk": trunk.sha256 if trunk else None,
+            "ages": None if self.average is None else self.average.ages,
+            "notes": notes or {},
+        }
+        checkpoint.write(Path(folder), arrays, facts)
 
     @classmethod
-    def load(
-        cls, folder: Path, device: str | torch.device = "auto", weights: str | None = None
-    ) -> tuple[Learner, dict[str, Any]]:
-        """The learner that `save` wrote, which continues bit for bit, and the notes saved with it.
+    def load(cls, folder: Path, device: str | torch.device = "auto") -> tuple[Learner, dict[str, Any]]:
+        """The learner that `save` wrote, which continues bit for bit, and the notes saved with it."""
+        arrays, facts = checkpoint.read(Path(folder))
+        try:
+            learner = cls._as_configured(facts, device)
+            learner._restore(arrays, facts)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            # Every file is as it was written, so another version wrote it.
+            raise UserError(f"checkpoint {folder} is of another version of the learner ({error})") from error
+        return learner, facts["notes"]
 
-        `weights` is where the backbone's file is now, if it has moved.
-        """
-        return saving.load(cls, Path(folder), device, weights)
+    @classmethod
+    def _as_configured(cls, facts: dict[str, Any], device: str | torch.device) -> Learner:
+        """A new learner with all options as they were, whatever their defaults are now; but those that are gone since."""
+        config = LearnerConfig.from_dict(facts["config"])
+        method = methods.method_class(config.method)
+        stored = method.options_then(facts.get("method_options", config.method_options))
+        if named := sorted(method.gone.keys() & stored.keys()):
+            raise UserError(
+                f"it learned with {named[0]}={stored[named[0]]}, an option of {config.method} that is gone: start anew, or "
+                "use an earlier version"
+            )
+        asked, options = (
+            {name: value for name, value in each.items() if name in method.options()}
+            for each in (config.method_options, stored)
+        )
+        learner = cls(replace(config, method_options=options), device)
+        learner.config = replace(learner.config, method_options=asked)
+        return learner
+
+    def _restore(self, arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+        trunk, learned = self.network.backbone.trunk, facts.get("trunk")
+        if learned and (trunk is None or trunk.sha256 != learned):
+            raise UserError(
+                f"the weights of the backbone {self.config.backbone} here are not those it learned with (SHA-256 "
+                f"{learned[:12]}…): install the same ones"
+            )
+        self.class_ids = [int(class_id) for class_id in facts["class_ids"]]
+        self.step = facts["step"]
+        self.rng.bit_generator.state = facts["rng"]
+        self.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], self.rng)
+
+        def tensors(group: str) -> dict[str, Tensor]:
+            strides = facts.get("strides", {}).get(group, {})  # the first checkpoints have none
+            return {
+                name: _tensor(array, strides.get(name), self.device) for name, array in arrays[group].items()
+            }
+
+        self.network.take_over(tensors("network"))
+        if self.average is not None:
+            self.average.network.take_over(tensors("average"))
+            # Older checkpoints say nothing of them.
+            self.average.ages = facts.get("ages") or [SETTLED] * len(self.class_ids)
+        self.optimiser.follow_proxies(kept=[])
+        self.optimiser.load_state(tensors("optimiser"))
+        self.method.load_state(tensors("method"))
+        self.changed()
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's strides; those of a copy without gaps and shared elements if it has any."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _tensor(array: np.ndarray, strides: Sequence[int] | None, device: torch.device) -> Tensor:
+    """The array in fresh memory of PyTorch's, in the layout that it had.
+
+    Which kernel computes a tensor, and so the last bits of the result, depends on its layout and alignment.
+    """
+    source = torch.from_numpy(array)
+    fresh = torch.empty_strided(source.shape, strides or source.stride(), dtype=source.dtype, device=device)
+    return fresh.copy_(source)

@@ -50,24 +50,18 @@ def _positives(labels: Tensor) -> Tensor:
     return (labels[:, None] == labels[None, :]).fill_diagonal_(False)
 
 
-def pcr_contrastive(
-    logits: Tensor, features: Tensor, labels: Tensor, tau: float, joined: bool = False
-) -> Tensor:
-    """eq. pcr+ with `s(N) = 1`: the other samples of an anchor's class are its positives beside the class's proxy.
+def pcr_contrastive(logits: Tensor, features: Tensor, labels: Tensor, tau: float) -> Tensor:
+    """eq. pcr+ with `s(N) = 1`: an anchor's positives are the other samples of its class and the class's proxy.
 
-    As in the authors' program, the mean of the logarithms of all positives' shares, the proxy `k_y` times among them.
-    `joined`, as the equation is printed: the logarithm of the proxy's and a sample's share together. A near sample then
-    leaves the proxy no gradient. An anchor without another sample of its class keeps its term of eq. pcrloss alone.
+    As in the authors' program, the mean of the logarithms of all positives' shares, the proxy `k_y` times among them. The
+    equation is printed with the logarithm of the proxy's and a sample's share together: a near sample would leave the
+    proxy no gradient. An anchor without another sample of its class keeps its term of eq. pcrloss alone.
     """
     own, rivals = _proxy_terms(logits, labels)
     pairs = _pair_similarities(features, tau)
     positives = _positives(labels)
     count = positives.sum(1)
-    if joined:
-        together = torch.logaddexp(own[:, None], pairs)
-        chosen = torch.where(positives, together, 0.0).sum(1) / count.clamp(min=1)
-    else:
-        chosen = ((count + 1) * own + torch.where(positives, pairs, 0.0).sum(1)) / (2 * count + 1)
+    chosen = ((count + 1) * own + torch.where(positives, pairs, 0.0).sum(1)) / (2 * count + 1)
     everything = torch.logaddexp(rivals, torch.logsumexp(pairs, dim=1))
     return torch.where(count > 0, everything - chosen, rivals - own).mean()
 
@@ -155,9 +149,3 @@ def scd(features: Tensor, old_features: Tensor, eligible: Tensor, tau: float) ->
     # A lone eligible row has no pair: its softmax runs over nothing but masked entries.
     has_pair = eligible & (eligible.sum() > 1)
     return torch.where(has_pair, cross_entropy, 0.0).mean()
-
-
-def teacher_divergence(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over the rows of `KL(teacher || student)`, over all classes (MKD, Michel et al. 2024)."""
-    target = F.log_softmax(teacher, dim=1)
-    return F.kl_div(F.log_softmax(logits, dim=1), target, reduction="batchmean", log_target=True)

@@ -4,19 +4,106 @@ A slot of a 32x32 image with 160 features and 10 classes costs 3,424 bytes raw (
 logits 20, label 2, bookkeeping 10), where float32 storage of the same sample takes 12,968.
 """
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.checks import check_inputs, whole_numbers
-from edge_hpcr.learner.codec import FLOAT, LATENT
-from edge_hpcr.learner.drawing import Deck, least_used
-from edge_hpcr.learner.memory_config import MemoryConfig as MemoryConfig
-from edge_hpcr.learner.rows import Numbers, input_store, stored_bytes
-from edge_hpcr.learner.slots import MAX_CLASSES, Slots, slot_bytes
-from edge_hpcr.learner.slots import Replay as Replay
+from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.learner.codec import (
+    DEFAULT_QUALITY,
+    FLOAT,
+    LATENT,
+    LOSSY_CODECS,
+    InputStore,
+    Numbers,
+    Rows,
+    check_codec,
+    input_store,
+    slot_overhead,
+    stored_bytes,
+    typical_bytes,
+)
+
+AUTO = "auto"  # of the codec: what suits budget and image size, see `resolved`
+# Of WebP, and at least as good as 50 and 90 in every budget that was tried: docs/edge.md.
+BEST_QUALITY = 75
+SMALLEST_SIDE = 16  # below it, a file's head outweighs what encoding saves
+OPTIONS = ("draw", "keep")  # which are neither budget nor codec
+DRAWS = ("random", "deck", "even")
+KEEPS = ("reservoir", "balanced")
+# Options that earlier versions wrote into checkpoints and results, with the values at which they changed nothing.
+GONE = {"side": None, "precision": "float16"}
+_HEAD = np.dtype([("id", np.int64), ("label", np.uint16), ("known", np.uint16)])
+MAX_CLASSES = 2**16 - 1  # labels and `known` are uint16
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The budget (exactly one of `samples` and `bytes`), how a sample is kept, and which ones are drawn and kept."""
+
+    samples: int | None = None
+    bytes: int | None = None
+    codec: str = "raw"
+    quality: int = DEFAULT_QUALITY
+    draw: str = "random"  # which samples are replayed; or "deck", "even"
+    keep: str = "reservoir"  # which stay; or "balanced": of each class as many, up to the same number
+
+    def __post_init__(self) -> None:
+        if (self.samples is None) == (self.bytes is None):
+            raise UserError("the memory needs exactly one budget: a number of samples or a number of bytes")
+        budget = self.samples if self.bytes is None else self.bytes
+        if not isinstance(budget, int) or budget < 1:
+            raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
+        one_of("draw", self.draw, DRAWS)
+        one_of("keep", self.keep, KEEPS)
+        if self.codec != AUTO:
+            check_codec(self.codec, self.quality)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "MemoryConfig":
+        """Of a checkpoint or a result, which may be older than this version."""
+        for name in GONE.keys() & values.keys():
+            if values[name] != GONE[name]:
+                raise UserError(
+                    f"the memory's option {name}={values[name]} is gone: it needs an earlier version"
+                )
+        return cls(**{name: value for name, value in values.items() if name not in GONE})
+
+    def resolved(self, height: int, width: int) -> "MemoryConfig":
+        """With a codec for images of this size in the place of `auto`."""
+        if self.codec != AUTO:
+            return self
+        if self.bytes is None or min(height, width) < SMALLEST_SIDE:
+            return replace(self, codec="raw")
+        return replace(self, codec="webp", quality=BEST_QUALITY)
+
+    @property
+    def encoding(self) -> tuple[str, int | None]:
+        """What decides the bytes of an input."""
+        return self.codec, self.quality if self.codec in LOSSY_CODECS else None
+
+    def capacity(self, row_bytes: int, reserved: int = 0) -> int:
+        """How many rows of this size the budget holds when so many bytes of it are reserved for the method."""
+        return self.samples if self.samples is not None else max(0, (self.bytes or 0) - reserved) // row_bytes
+
+    def exceeded_by(self, count: int, total_bytes: int) -> bool:
+        return count > self.samples if self.samples is not None else total_bytes > (self.bytes or 0)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Rows drawn from the memory; row i of every field belongs to one and the same sample."""
+
+    slots: np.ndarray
+    ids: np.ndarray
+    inputs: np.ndarray  # images, or latents if the network has a trunk
+    labels: np.ndarray
+    logits: np.ndarray
+    features: np.ndarray
+    known: np.ndarray  # how many classes there were when the sample came
 
 
 @dataclass(frozen=True)
@@ -32,6 +119,41 @@ class Offer:
     slots: dict[int, int | None] | None  # where the method wants them; None: the reservoir decides
 
 
+class Deck:
+    """A shuffled deck of the classes, one sample of each; it is shuffled anew when it is used up.
+
+    Rare classes are replayed as often as frequent ones. With `even`, incoming samples use up cards of their classes: a step
+    then holds about the same number of samples of each class, incoming and replayed ones together.
+    """
+
+    def __init__(self, cards: list[int] | None = None) -> None:
+        self.cards = list(cards or [])
+
+    def choose(
+        self, labels: np.ndarray, size: int, rng: np.random.Generator, incoming: list[int] | None = None
+    ) -> np.ndarray:
+        """`min(size, len(labels))` distinct slots; `incoming` are the classes of samples that use up cards."""
+        shown = Counter(incoming)
+        members: dict[int, list[int]] = {}  # slots not chosen yet, of classes whose card was drawn
+        chosen: list[int] = []
+        while len(chosen) < min(size, len(labels)):
+            if not self.cards:
+                classes = np.flatnonzero(np.bincount(labels)).tolist()
+                self.cards = rng.permutation([each for each in classes if members.get(each) != []]).tolist()
+            card = self.cards.pop()
+            if shown[card]:
+                shown[card] -= 1
+                continue
+            if card not in members:
+                members[card] = rng.permutation(np.flatnonzero(labels == card)).tolist()
+            if members[card]:  # the class may have lost its samples since the deck was shuffled
+                chosen.append(members[card].pop())
+        return np.array(chosen, np.int64)
+
+    def drop_class(self, column: int) -> None:
+        self.cards = [card - (card > column) for card in self.cards if card != column]
+
+
 @dataclass
 class _ClassStream:
     """What a balanced memory knows of the samples of one class: how many came, and whether any had to leave."""
@@ -40,7 +162,7 @@ class _ClassStream:
     left: bool = False
 
     def admits(self, held: int) -> float:
-        """The probability that the next one is taken in, of which one then leaves by chance (Vitter's reservoir)."""
+        """The probability that the next one is admitted; a sample drawn at random then leaves (Vitter's reservoir)."""
         return (held + 1) / (self.seen + 1) if self.left else 1.0
 
 
@@ -79,33 +201,37 @@ class ReplayMemory:
         self.threshold = 1.0
         self.reserved = 0  # of the byte budget, for what the method keeps
         self.seen = 0
-        self._rng = rng
         self.num_classes = 0
+        self._rng = rng
         self._next_id = 0
         self._deck = Deck()
         self._classes: list[_ClassStream] = []
-        self._slots = Slots(config, self.input_shape, feature_size)
+        # The rows: sample i is row i of each.
+        self._count = 0
+        self._input_bytes = 0
+        self._heads = Rows((), _HEAD)
+        self._inputs = input_store(self.input_shape, config.codec, config.quality)
+        self._logits = Numbers(0)
+        self._features = Numbers(feature_size)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
         exact = config.codec in ("raw", FLOAT, LATENT)
         self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return self._count
 
     # What it costs
 
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
-        slot = slot_bytes(self.config, self.feature_size, self._slots.logits.shape[0])
-        parts = {"image": self._slots.input_bytes} | {
-            kind: len(self._slots) * size for kind, size in slot.items()
-        }
+        slot = self._slot_bytes(self.config, self._logits.shape[0])
+        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot.items()}
         return parts | {"total": sum(parts.values())}
 
     def row_bytes(self, input_bytes: int | None = None) -> int:
         """The cost of one slot now, for an input of this many bytes or else for a typical one."""
         input_bytes = self._typical_input_bytes() if input_bytes is None else input_bytes
-        return self._fixed_bytes(self.config, self._slots.logits.shape[0]) + input_bytes
+        return self._fixed_bytes(self.config, self._logits.shape[0]) + input_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
@@ -114,9 +240,9 @@ class ReplayMemory:
     def overhead(self) -> dict[str, float]:
         """What logits and features add: in numbers, as the paper's table counts, and in real bytes."""
         kept = int(np.prod(self.input_shape))
-        extra = self.feature_size + self._slots.logits.shape[0]
+        extra = self.feature_size + self._logits.shape[0]
         row = self.row_bytes()
-        plain = row - extra * self._slots.logits.dtype.itemsize
+        plain = row - extra * self._logits.dtype.itemsize
         return {"numbers": (kept + extra) / kept, "bytes": row / plain}
 
     def check_holds(self, classes: int) -> None:
@@ -124,18 +250,51 @@ class ReplayMemory:
         fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
         self._check_holds_classes(self.config, classes, fixed + self._typical_input_bytes())
 
+    def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
+        """What one slot costs besides its input's own bytes, by kind; `columns` of logits."""
+        item, label = Numbers.ITEM.itemsize, _HEAD["label"].itemsize
+        return {
+            "label": label,
+            "logits": columns * item,
+            "features": self.feature_size * item,
+            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
+        }
+
+    def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
+        return sum(self._slot_bytes(config, columns).values())
+
+    def _total_bytes(self) -> int:
+        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._input_bytes
+
+    def _typical_input_bytes(self) -> int:
+        if self._count:
+            return -(-self._input_bytes // self._count)
+        return typical_bytes(self.input_shape, self.config.codec)
+
+    def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
+        if config.capacity(row_bytes, self.reserved) < classes:
+            budget = f"{config.samples} samples" if config.bytes is None else f"{config.bytes} bytes"
+            kept = f", as well as {self.reserved} bytes that the method keeps" if self.reserved else ""
+            raise UserError(
+                f"a memory of {budget} cannot hold one sample (about {row_bytes} bytes) of each of "
+                f"{classes} classes{kept}: raise the budget"
+            )
+
     # What it holds
 
     def ids(self) -> np.ndarray:
         """The ids of the held samples, in the order of their slots."""
-        return self._slots.held("id").copy()
+        return self._held("id").copy()
 
     def labels(self) -> np.ndarray:
         """The class columns of the held samples, in the order of their slots."""
-        return self._slots.held("label").astype(np.int64)
+        return self._held("label").astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        return np.bincount(self._slots.held("label"), minlength=self.num_classes)
+        return np.bincount(self._held("label"), minlength=self.num_classes)
+
+    def _held(self, field: str) -> np.ndarray:
+        return self._heads.head(self._count)[field]
 
     # Learning
 
@@ -144,25 +303,23 @@ class ReplayMemory:
         if self.num_classes == MAX_CLASSES:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
-        fixed = self._fixed_bytes(self.config, self._slots.logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(
-            len(self._slots), len(self._slots) * fixed + self._slots.input_bytes + self.reserved
-        ):
+        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
+        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes + self.reserved):
             self._evict()
-        self._slots.trim()
+        self._trim()
         self.num_classes += 1
         self._classes.append(_ClassStream())
         if self.stores_logits:
-            self._slots.logits.widen()
+            self._logits.widen()
 
     def reserve(self, size: int) -> None:
-        """Leave so many bytes of the budget to the method; samples leave if they no longer fit beside them."""
+        """Reserve so many bytes of the budget for the method; samples leave if the rest is too small for them."""
         self.reserved = size
         self._shrink()
 
     def extend_logits(self, column: int, direction: np.ndarray) -> None:
         """Record for a class that came after the samples how far their features point in its direction."""
-        self._slots.logits.set_column(column, self._slots.features.values(len(self._slots)) @ direction)
+        self._logits.set_column(column, self._features.values(self._count) @ direction)
 
     def new_ids(self, count: int) -> np.ndarray:
         """What so many samples would be called that come without ids of their own."""
@@ -181,20 +338,14 @@ class ReplayMemory:
         ids: np.ndarray | None = None,
         slots: dict[int, int | None] | None = None,
     ) -> Offer:
-        """Check and encode a batch, and draw its keys: all that can fail. Nothing but the generator changes.
+        """Encode a batch, and draw its keys: all that can fail. Nothing but the generator changes.
 
         Logits and features that the memory does not store are ignored. `slots` says, instead of the keys, which rows to
         keep, and the slot whose sample gives way to each; None is a slot of its own.
         """
-        check_inputs(inputs, self.input_shape, self.config.codec == LATENT)
-        count = len(inputs)
-        labels = whole_numbers(labels, count, "labels")
-        if labels.max() >= self.num_classes:
-            raise UserError(f"a label is outside the {self.num_classes} known classes: add the class first")
-        ids = whole_numbers(self.new_ids(count) if ids is None else ids, count, "ids")
-        logits = _checked_numbers(logits, count, self._slots.logits, "logits")
-        features = _checked_numbers(features, count, self._slots.features, "features")
-        keys = self._rng.random(count)
+        ids = self.new_ids(len(inputs)) if ids is None else ids
+        logits, features = self._logits.rows(logits, len(inputs)), self._features.rows(features, len(inputs))
+        keys = self._rng.random(len(inputs))
         candidates = list(slots) if slots is not None else self._candidates(keys, labels)
         stored = {row: self._to_stored(inputs[row]) for row in candidates}
         return Offer(keys, ids, labels, logits, features, stored, slots)
@@ -207,6 +358,16 @@ class ReplayMemory:
         admits = np.array([self._classes[label].admits(held[label]) for label in labels.tolist()])
         return np.flatnonzero(keys < admits).tolist()
 
+    def _to_stored(self, value: np.ndarray) -> Any:
+        stored = self._inputs.stored(value)
+        size = self.row_bytes(stored_bytes(stored))
+        if self.config.exceeded_by(1, size + self.reserved):
+            budget = self.config.bytes
+            raise UserError(
+                f"one sample takes {size} bytes, more than the whole memory budget of {budget}: raise the budget"
+            )
+        return stored
+
     def admit(self, offer: Offer) -> None:
         """Take an offer into the reservoir, or into the slots that the method chose."""
         self.seen += len(offer.keys)
@@ -217,11 +378,30 @@ class ReplayMemory:
             head = (offer.ids[row], offer.labels[row], self.num_classes)
             values = head, stored, offer.logits[row], offer.features[row]
             if offer.slots is not None:
-                self._slots.put(offer.slots[row], *values)
+                self._put(offer.slots[row], *values)
             elif self.config.keep == "balanced" or offer.keys[row] < self.threshold:
-                self._slots.put(None, *values)
+                self._put(None, *values)
                 self._shrink()
         self._shrink()
+
+    def _shrink(self) -> None:
+        while self._count and self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
+            self._evict()
+
+    def _evict(self) -> int:
+        """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
+        slot = self._leaving()
+        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
+        self._classes[int(self._heads.get(slot)["label"])].left = True
+        self._delete(slot)
+        return slot
+
+    def _leaving(self) -> int:
+        """The slot whose sample has to leave: any, or any of the class that holds most."""
+        if self.config.keep == "reservoir":
+            return int(self._rng.integers(self._count))
+        largest = int(self.class_counts().argmax())
+        return int(self._rng.choice(np.flatnonzero(self._held("label") == largest)))
 
     # Replay
 
@@ -232,44 +412,51 @@ class ReplayMemory:
     def choose(self, k: int, incoming: np.ndarray | None = None) -> np.ndarray:
         """The slots of `min(k, len)` distinct samples; each set of them is equally likely, unless `draw` says otherwise.
 
-        `incoming` are the labels of the samples beside which they will be shown.
+        `incoming` are the labels of the step's incoming samples.
         """
         if self.config.draw in ("deck", "even"):
-            beside = incoming.tolist() if self.config.draw == "even" and incoming is not None else []
-            return self._deck.choose(self.labels(), k, self._rng, beside)
-        if self.config.draw == "random":
-            return self._rng.choice(len(self._slots), size=min(k, len(self._slots)), replace=False)
-        uses = self._slots.uses()
-        slots = least_used(uses, k, self._rng)
-        uses[slots] += 1
-        self._slots.set_uses(uses)
-        return slots
+            shown = incoming.tolist() if self.config.draw == "even" and incoming is not None else []
+            return self._deck.choose(self.labels(), k, self._rng, shown)
+        return self._rng.choice(self._count, size=min(k, self._count), replace=False)
 
-    def drawn(self) -> Any:
-        """What the next draw depends on beside the generator, for `undraw`."""
-        return [*self._deck.cards], self._slots.uses()
+    def sample_of(self, slots: np.ndarray, size: int, rng: np.random.Generator) -> Replay:
+        """At most so many distinct rows of these slots."""
+        return self.at(rng.choice(slots, size=min(size, len(slots)), replace=False))
 
-    def undraw(self, drawn: Any) -> None:
-        """Take back the draws since `drawn`; no sample may have come or gone."""
-        self._deck.cards, uses = drawn
-        self._slots.set_uses(uses)
+    def drawn(self) -> list[int]:
+        """What the next draw depends on, apart from the generator; for `undraw`."""
+        return [*self._deck.cards]
+
+    def undraw(self, drawn: list[int]) -> None:
+        """Take back the draws since `drawn`."""
+        self._deck.cards = drawn
 
     def at(self, slots: np.ndarray) -> Replay:
         """The rows at these slots; slots stay valid until the memory changes."""
-        return self._slots.at(slots)
+        slots = np.asarray(slots, np.int64).reshape(-1)
+        heads = self._heads.gather(slots)
+        return Replay(
+            slots=slots,
+            ids=heads["id"].copy(),
+            inputs=self._inputs.gather(slots),
+            labels=heads["label"].astype(np.int64),
+            logits=self._logits.gather(slots),
+            features=self._features.gather(slots),
+            known=heads["known"].astype(np.int64),
+        )
 
-    def as_kept(self, inputs: np.ndarray) -> np.ndarray:
+    def encode_incoming(self, inputs: np.ndarray) -> np.ndarray:
         """What the memory would give back of these."""
-        store: Any = input_store(self.input_shape, self.config.codec, self.config.quality, self.config.side)
+        store: Any = input_store(self.input_shape, self.config.codec, self.config.quality)
         for slot, each in enumerate(inputs):
             store.put(slot, store.stored(each))
         return store.gather(np.arange(len(inputs)))
 
     def replace_input(self, slot: int, value: np.ndarray) -> None:
         """Another input for the sample in this slot (GMED edits what it replays); the rest of the row stays."""
-        self._slots.check(np.array([slot]))
-        check_inputs(value[None], self.input_shape, value.dtype != np.uint8)
-        self._slots.put_input(slot, self._to_stored(value))
+        stored = self._to_stored(value)
+        self._input_bytes += stored_bytes(stored) - stored_bytes(self._inputs.get(slot))
+        self._inputs.put(slot, stored)
         self._shrink()
 
     # Corrections by the user
@@ -280,52 +467,89 @@ class ReplayMemory:
 
     def relabel(self, sample_id: int, column: int) -> bool:
         """Correct the class of a sample; False when the memory does not hold it."""
-        self._check_column(column)
-        slots = np.flatnonzero(self._slots.held("id") == sample_id)
+        slots = np.flatnonzero(self._held("id") == sample_id)
         for slot in slots.tolist():
-            self._slots.relabel(slot, column)
+            self._heads.get(slot)["label"] = column
         return len(slots) > 0
 
     def drop_class(self, column: int) -> int:
         """Forget a class, its samples and its column of the logits; later columns move down by one."""
-        self._check_column(column)
         removed = self._remove_where("label", column)
-        self._slots.drop_class(column)
+        for heads in self._heads.views(self._count):
+            heads["label"] -= heads["label"] > column
+            heads["known"] -= heads["known"] > column
         if self.stores_logits:
-            self._slots.logits.delete_column(column)
+            self._logits.delete_column(column)
         self._deck.drop_class(column)
         del self._classes[column]
         self.num_classes -= 1
         return removed
 
-    def resize(self, config: MemoryConfig) -> None:
-        """Change the budget, and the codec or precision with it; what no longer fits leaves by the fair rule.
+    def _remove_where(self, field: str, value: int) -> int:
+        slots = np.flatnonzero(self._held(field) == value)
+        for slot in slots[::-1].tolist():
+            self._delete(slot)
+        # What is left are still the smallest keys of its own stream: newcomers fill the room at the same share.
+        if not self._count:
+            self.threshold = 1.0
+        self._trim()
+        return len(slots)
 
-        A first pass only measures, so that samples leave before the new encoding can take more room.
-        """
-        recode = config.encoding != self.config.encoding
-        if recode and LATENT in (config.codec, self.config.codec):
-            raise UserError(
-                f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
-            )
-        store = self._slots.inputs
-        if recode:
-            store = input_store(self.input_shape, config.codec, config.quality, config.side)
-        sizes = [stored_bytes(self._slots.recoded(slot, store)) for slot in range(len(self._slots))]
-        fixed = self._fixed_bytes(config, self._slots.logits.shape[0])
-        mean = -(-sum(sizes) // len(sizes)) if sizes else config.typical_bytes(self.input_shape)
+    def resize(self, config: MemoryConfig) -> None:
+        """Change the budget, and the codec with it; what no longer fits leaves by the fair rule."""
+        store, total = self._inputs, self._input_bytes
+        if config.encoding != self.config.encoding:
+            if LATENT in (config.codec, self.config.codec):
+                raise UserError(
+                    f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
+                )
+            store, total = self._recoded(config)
+        fixed = self._fixed_bytes(config, self._logits.shape[0])
+        mean = -(-total // self._count) if self._count else typical_bytes(self.input_shape, config.codec)
         self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
-        growth = config.capacity(fixed + mean, self.reserved) / max(1, self.planned_capacity())
-        # Newcomers may fill the room that was won, at the share that it is of the old.
-        self.threshold = min(1.0, self.threshold * max(1.0, growth))
-        total = sum(sizes) + len(self._slots) * fixed + self.reserved
-        while config.exceeded_by(len(self._slots), total):
-            slot = self._evict()
-            total -= sizes[slot] + fixed
-            sizes[slot] = sizes[-1]
-            sizes.pop()
-        self._slots.recode(config, store)
-        self.config = config
+        self._inputs, self._input_bytes, self.config = store, total, config
+        self._shrink()
+        self._trim()
+
+    def _recoded(self, config: MemoryConfig) -> tuple[InputStore, int]:
+        """The inputs in another codec, and their bytes."""
+        store: Any = input_store(self.input_shape, config.codec, config.quality)
+        total = 0
+        for slot in range(self._count):
+            stored = store.stored(self._inputs.gather(np.array([slot]))[0])
+            store.put(slot, stored)
+            total += stored_bytes(stored)
+        return store, total
+
+    # Rows
+
+    @property
+    def _columns(self) -> tuple[Rows | InputStore, ...]:
+        return self._heads, self._inputs, self._logits, self._features
+
+    def _put(self, slot: int | None, *row: Any) -> None:
+        """Write head, stored input, logits and features into this slot; None is one more."""
+        if slot is not None:
+            self._input_bytes -= stored_bytes(self._inputs.get(slot))
+        for column, value in zip(self._columns, row, strict=True):
+            column.put(self._count if slot is None else slot, value)
+        self._input_bytes += stored_bytes(row[1])
+        self._count += slot is None
+
+    def _delete(self, slot: int) -> None:
+        """The last row takes its place."""
+        last = self._count - 1
+        self._input_bytes -= stored_bytes(self._inputs.get(slot))
+        for column in self._columns:
+            column.put(slot, column.get(last))
+            # The spare page saves allocating anew each time a batch crosses the edge of a page and comes back.
+            column.trim(last, spare=1)
+        self._count = last
+
+    def _trim(self) -> None:
+        """Give back what no row needs."""
+        for column in self._columns:
+            column.trim(self._count)
 
     # Checkpoints
 
@@ -343,114 +567,62 @@ class ReplayMemory:
             "deck": self._deck.cards,
             "classes": [asdict(each) for each in self._classes],
         }
-        return self._slots.arrays(), meta
+        arrays = {name: np.ascontiguousarray(self._held(name)) for name in _HEAD.names or ()}
+        numbers = {"logits": self._logits.head(self._count), "features": self._features.head(self._count)}
+        return arrays | numbers | self._inputs.arrays(self._count), meta
 
     @classmethod
     def from_state(
         cls, arrays: dict[str, np.ndarray], meta: dict[str, Any], rng: np.random.Generator
     ) -> "ReplayMemory":
-        """The memory that `state` described; refuses arrays that do not fit together."""
-        try:
-            config = MemoryConfig(**meta["config"])
-            memory = cls(config, tuple(meta["image_shape"]), meta["feature_size"], meta["stores_logits"], rng)
-            memory.num_classes = int(meta["num_classes"])
-            memory.threshold = float(meta["threshold"])
-            memory.seen = int(meta["seen"])
-            memory._next_id = int(meta["next_id"])
-            memory._deck = Deck(meta.get("deck"))  # older checkpoints have neither
-            known = meta.get("classes") or [{}] * memory.num_classes
-            memory._classes = [_ClassStream(**each) for each in known]
-            if memory.stores_logits:
-                memory._slots.logits = Numbers(memory.num_classes, config.logit_precision)
-            memory._slots.fill(arrays, memory.num_classes)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"the saved memory is incomplete ({error}): use an older checkpoint") from error
-        if config.exceeded_by(len(memory), memory._total_bytes()) or not 0 < memory.threshold <= 1:
-            raise UserError("the saved memory contradicts its own budget: use an older checkpoint")
+        """The memory that `state` described."""
+        config = MemoryConfig.from_dict(meta["config"])
+        memory = cls(config, tuple(meta["image_shape"]), meta["feature_size"], meta["stores_logits"], rng)
+        memory.num_classes = meta["num_classes"]
+        memory.threshold = meta["threshold"]
+        memory.seen = meta["seen"]
+        memory._next_id = meta["next_id"]
+        memory._deck = Deck(meta.get("deck"))  # older checkpoints have neither
+        known = meta.get("classes") or [{}] * memory.num_classes
+        memory._classes = [_ClassStream(**each) for each in known]
+        if memory.stores_logits:
+            memory._logits = Numbers(memory.num_classes)
+        heads = zip(arrays["id"], arrays["label"], arrays["known"], strict=True)
+        inputs = memory._inputs.unpack(arrays)
+        for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
+            memory._put(None, *row)
         return memory
 
-    # Insides
 
-    def _shrink(self) -> None:
-        while len(self._slots) and self.config.exceeded_by(
-            len(self._slots), self._total_bytes() + self.reserved
-        ):
-            self._evict()
+def check_images(images: np.ndarray, height: int, width: int) -> None:
+    """Refuse anything but a batch of uint8 RGB images of this size."""
+    wanted = f"[N, {height}, {width}, 3]"
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        kind = getattr(images, "dtype", type(images).__name__)
+        raise UserError(f"images are {kind}: give a NumPy array of uint8, RGB, {wanted}")
+    if images.ndim != 4 or images.shape[1:] != (height, width, 3):
+        raise UserError(f"images have shape {images.shape}: this learner takes {wanted}")
+    if len(images) == 0:
+        raise UserError("an empty batch: give at least 1 image")
 
-    def _evict(self) -> int:
-        """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
-        slot = self._leaving()
-        self.threshold *= (1.0 - self._rng.random()) ** (1.0 / len(self._slots))
-        self._classes[self._slots.label(slot)].left = True
-        self._slots.delete(slot)
-        return slot
 
-    def _leaving(self) -> int:
-        """The slot whose sample has to leave: any, or any of the class that holds most."""
-        if self.config.keep == "reservoir":
-            return int(self._rng.integers(len(self._slots)))
-        largest = int(self.class_counts().argmax())
-        return int(self._rng.choice(np.flatnonzero(self._slots.held("label") == largest)))
+def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuse anything but a batch of finite latents of this shape."""
+    if latents.dtype != np.float32 or latents.shape[1:] != shape or len(latents) == 0:
+        kind = f"{latents.dtype} {list(latents.shape)}"
+        raise UserError(f"latents are {kind}: this learner takes float32 [N, {', '.join(map(str, shape))}]")
+    if not np.isfinite(latents).all():
+        raise UserError("the latents of a batch are not finite: are the trunk's weights damaged?")
 
-    def _remove_where(self, field: str, value: int) -> int:
-        slots = np.flatnonzero(self._slots.held(field) == value)
-        before = len(self._slots)
-        for slot in slots[::-1].tolist():
-            self._slots.delete(slot)
-        # What is left stands for a stream that is shorter by the same share.
-        if len(slots):
-            self.threshold = min(1.0, self.threshold * before / len(self._slots)) if len(self._slots) else 1.0
-        self._slots.trim()
-        return len(slots)
 
-    def _to_stored(self, value: np.ndarray) -> Any:
-        stored = self._slots.inputs.stored(value)
-        size = self.row_bytes(stored_bytes(stored))
-        if self.config.exceeded_by(1, size + self.reserved):
-            budget = self.config.bytes
-            raise UserError(
-                f"one sample takes {size} bytes, more than the whole memory budget of {budget}: raise the budget"
-            )
-        return stored
-
-    def _total_bytes(self) -> int:
-        return (
-            len(self._slots) * self._fixed_bytes(self.config, self._slots.logits.shape[0])
-            + self._slots.input_bytes
+def whole_numbers(values: Any, count: int, what: str) -> np.ndarray:
+    """As int64; refuses another number of them, and what does not count from 0."""
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise UserError(
+            f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one per image"
         )
-
-    def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
-        return sum(slot_bytes(config, self.feature_size, columns).values())
-
-    def _typical_input_bytes(self) -> int:
-        if len(self._slots):
-            return -(-self._slots.input_bytes // len(self._slots))
-        return self.config.typical_bytes(self.input_shape)
-
-    def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
-        if config.capacity(row_bytes, self.reserved) < classes:
-            budget = f"{config.samples} samples" if config.bytes is None else f"{config.bytes} bytes"
-            beside = f" beside {self.reserved} bytes that the method keeps" if self.reserved else ""
-            raise UserError(
-                f"a memory of {budget} cannot hold one sample (about {row_bytes} bytes) of each of "
-                f"{classes} classes{beside}: raise the budget"
-            )
-
-    def _check_column(self, column: int) -> None:
-        if not 0 <= column < self.num_classes:
-            raise UserError(f"class column {column} is outside the {self.num_classes} known classes")
-
-
-def _checked_numbers(values: np.ndarray | None, count: int, rows: Numbers, name: str) -> np.ndarray:
-    """So many rows as they are to be stored."""
-    shape = (count, *rows.shape)
-    if rows.shape[0] == 0:
-        return np.empty(shape, np.float32)
-    if values is None:
-        raise UserError(f"the memory stores {name}, but the batch came without them")
-    values = np.asarray(values, np.float32)
-    if values.shape != shape:
-        raise UserError(f"the memory takes {name} {list(shape)}, not {list(values.shape)}")
-    if not np.isfinite(values).all():
-        raise UserError(f"the batch's {name} are not finite: nothing was stored")
-    return rows.precision.stored(values)
+    array = array.astype(np.int64)
+    if (array < 0).any():
+        raise UserError(f"{what}: {array.min()} is negative; they count from 0")
+    return array

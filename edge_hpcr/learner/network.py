@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edge_hpcr.learner.backbones.contract import Backbone
+from edge_hpcr.learner.backbones.backbone import Backbone
 
 
 class Network(nn.Module):
@@ -18,8 +18,8 @@ class Network(nn.Module):
     Classes are columns in the order of their arrival. A new proxy is appended; the old ones keep their values. The
     backbone's trunk is no part of the state: copies share it.
 
-    `linear` makes it `logits = z w_c`: some rivals of HPCR are about the length of the weights. `extra` are modules that
-    a method trains beside it.
+    `linear` makes it `logits = z w_c`: some rivals of HPCR work with the length of the weights. `extra` are modules that
+    a method trains with it.
     """
 
     def __init__(self, backbone: Backbone, tau: float = 0.09, linear: bool = False) -> None:
@@ -88,7 +88,7 @@ class Network(nn.Module):
 
 
 class ClassRows(nn.Module):
-    """A linear layer with an output for each class, beside the proxies; the outputs of a new class start at zero."""
+    """A linear layer with one output per class, as an addition to the proxies; a new class's outputs start at zero."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Classifier(nn.Module):
 
     @classmethod
     def by_proxies(cls, network: Network) -> Classifier:
-        """What `Network.logits` says."""
+        """The same scores as `Network.logits`."""
         if network.linear:
             return cls(nn.Identity(), network.proxies.detach().clone())
         return cls(Unit(), F.normalize(network.proxies.detach(), dim=1) / network.tau)
@@ -129,5 +129,10 @@ class Classifier(nn.Module):
         self.weight = self.weight[columns]
         self.bias = None if self.bias is None else self.bias[columns]
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """`inputs` are what the features were made of: a subclass may look at them too."""
         return F.linear(self.lift(features), self.weight, self.bias)
+
+    def similarity(self, cosines: Tensor, inputs: Tensor) -> Tensor:
+        """How near the nearest class is: the largest cosine to a proxy, if a subclass does not know better. [N]"""
+        return cosines.amax(1)

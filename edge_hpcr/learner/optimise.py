@@ -1,10 +1,10 @@
 """What follows a step's gradients: an optimiser for a network whose proxies grow, and an average of its weights."""
 
 import copy
-from collections import Counter
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from edge_hpcr.learner.network import Network
 
@@ -19,7 +19,7 @@ SETTLED = 10**6  # steps after which a class is as old as any
 class Optimiser:
     """SGD without momentum, as in the paper; Adam, whose state of the old classes' proxies stays as it is; or Muon.
 
-    Muon is for convolutions followed by batch-norm; what else there is to learn follows SGD beside it. PyTorch's own do
+    Muon is for convolutions followed by batch-norm; all other parameters follow SGD. PyTorch's own do
     the same, but the first of them imports PyTorch's compiler: 1.5 s of every start.
     """
 
@@ -28,7 +28,6 @@ class Optimiser:
         self._kind = kind
         # By the parameters' names: the mean of the gradient, and Adam's of its square and number of steps.
         self._moments: dict[str, dict[str, Tensor]] = {}
-        self._steps: Counter[str] = Counter()
 
     @torch.no_grad()
     def step(self, rate: float = 1.0) -> None:
@@ -52,17 +51,21 @@ class Optimiser:
                 torch._foreach_add_(*map(list, zip(*plain, strict=True)), alpha=-lr)
 
     def _moments_of(self, name: str, parameter: Tensor, *keys: str) -> dict[str, Tensor]:
-        return self._moments.setdefault(name, {key: torch.zeros_like(parameter) for key in keys})
+        if name not in self._moments:
+            self._moments[name] = {key: torch.zeros_like(parameter) for key in keys}
+        return self._moments[name]
 
     def _adam(self, name: str, parameter: Tensor, gradient: Tensor, lr: float) -> None:
         """Kingma and Ba, 2015, algorithm 1."""
         own = self._moments_of(name, parameter, "exp_avg", "exp_avg_sq")
-        self._steps[name] += 1
-        steps = self._steps[name]
+        # A class that comes late begins with the steps of any new one, not with the first's.
+        each_row = name in self._network.class_rows()
+        steps = own.setdefault("step", torch.zeros((len(parameter), 1) if each_row else ())).add_(1).double()
+        rate, spread = (-lr / (1 - BETA1**steps)).to(parameter), (1 - BETA2**steps).sqrt().to(parameter)
         own["exp_avg"].lerp_(gradient, 1 - BETA1)
         own["exp_avg_sq"].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-        deviation = (own["exp_avg_sq"].sqrt() / (1 - BETA2**steps) ** 0.5).add_(EPSILON)
-        parameter.addcdiv_(own["exp_avg"], deviation, value=-lr / (1 - BETA1**steps))
+        deviation = own["exp_avg_sq"].sqrt().div_(spread).add_(EPSILON)
+        parameter.add_((own["exp_avg"] * rate).div_(deviation))
 
     def _muon(self, name: str, weight: Tensor, gradient: Tensor, lr: float) -> None:
         """Jordan et al., 2024: a step of the same size in all directions of a layer.
@@ -76,33 +79,33 @@ class Optimiser:
         weight.mul_(len(weight) ** 0.5 / weight.norm())
         weight.sub_(orthogonalised(ahead.flatten(1)).view_as(weight), alpha=lr)
 
-    def follow_proxies(self, kept: list[int]) -> None:
-        """The network has new proxies whose first rows are the old rows `kept`; others are new."""
+    def follow_proxies(self, kept: list[int] | None = None) -> None:
+        """The network has new proxies: first the old rows `kept` (None: all of them), then those of new classes."""
         for name in self._network.class_rows():
             own, rows = self._moments.get(name, {}), self._network.get_parameter(name)
-            for key in own:
-                moved = torch.zeros_like(rows, requires_grad=False)
-                moved[: len(kept)] = own[key][kept]
-                own[key] = moved
+            for key, before in own.items():
+                old = before if kept is None else before[kept]
+                own[key] = F.pad(old, (0, 0, 0, len(rows) - len(old)))
 
     def state(self) -> dict[str, Tensor]:
         moments = self._moments.items()
-        state = {f"{name}.{key}": value for name, own in moments for key, value in own.items()}
-        return state | {f"{name}.step": torch.tensor(float(steps)) for name, steps in self._steps.items()}
+        return {f"{name}.{key}": value for name, own in moments for key, value in own.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
             if key == "step":
-                self._steps[name] = int(value)
-            else:
-                self._moments.setdefault(name, {})[key] = value
+                value = value.cpu()
+                if name in self._network.class_rows():  # older checkpoints have one for all classes
+                    rows = len(self._network.get_parameter(name))
+                    value = value.reshape(-1, 1).expand(rows, 1).clone()
+            self._moments.setdefault(name, {})[key] = value
 
 
 def orthogonalised(matrix: Tensor, iterations: int = 5) -> Tensor:
     """About the nearest matrix whose singular values are all one, by Newton and Schulz' iteration.
 
-    `x <- p x` with `p = a + b xx' + c (xx')^2`: the products of `p` are collected beside the small `xx'`, which takes
+    `x <- p x` with `p = a + b xx' + c (xx')^2`: the products of `p` are collected as matrices of the size of the small `xx'`, which takes
     less than half of the multiplications.
     """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T

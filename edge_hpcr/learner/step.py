@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,21 +12,35 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.augment import augment
+from edge_hpcr.learner.device import computing_in, read_back, send
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods import Batch, Records
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.precision import computing_in
-from edge_hpcr.learner.reports import LossNotFinite
-from edge_hpcr.learner.transfers import read_back, send
 
 if TYPE_CHECKING:
     from edge_hpcr.learner.learner import Learner
 
 
-FEW_SAMPLES = (
-    10  # in a step; fewer are shown as in the paper: each image, and a view that differs much from it
-)
+# Samples in a step; fewer are shown as in the paper: each image, and a view that differs much from it.
+FEW_IN_STEP = 10
+
+
+class LossNotFinite(UserError):
+    """The step was not taken: weights, memory, random numbers and statistics are as before it.
+
+    A class that came with the batch stays known, with its first proxy.
+    """
+
+
+@dataclass(frozen=True)
+class StepReport:
+    step: int
+    loss: float
+    correct: int  # of the incoming images, as this step's forward pass classified them before it learned them
+    replayed: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class Outcome:
 
     loss: float
     correct: int
-    logits: np.ndarray  # of the incoming samples themselves, or of the views that stood in for them
+    logits: np.ndarray  # of the incoming samples, or of their views where only those are shown
     features: np.ndarray  # likewise: of length one, as the memory keeps them; empty if it keeps none
 
 
@@ -50,16 +63,20 @@ def forward(
 ) -> Batch:
     """The incoming and the replayed group through the network, each followed by its augmented views, or these alone."""
     config, network, device = learner.config, learner.network, learner.device
-    # Else the network learns that what was encoded is of an old class, and takes every clean image for a new one.
-    shown = learner.memory.as_kept(inputs) if config.as_kept and not rehearsal else inputs
+    # Otherwise the network learns that an encoded image is of an old class, and takes every clean one for a new class.
+    shown = learner.memory.encode_incoming(inputs) if config.encode_incoming and not rehearsal else inputs
     every = np.concatenate([shown, replay.inputs])
     plain = learner.view.plain(every)
     # Views of few images, or of one class, may be so alike that batch-norm learns that pictures do not vary.
-    alike = not config.plain and (len(every) < FEW_SAMPLES or network.num_classes == 1)
+    alike = not config.plain and (len(every) < FEW_IN_STEP or network.num_classes == 1)
     strong = alike or learner.has_few
     kinds = [plain] if config.plain or strong else []
     if config.views:
-        kinds.append(_other_views(learner, every, plain, strong))
+        kinds.append(
+            augment(plain, learner.rng)
+            if strong and network.backbone.trunk is None
+            else learner.view.augment(plain)
+        )
     views = len(kinds)
     split = [len(inputs), len(replay.ids)]
     parts = [part for group in zip(*(each.split(split) for each in kinds), strict=True) for part in group]
@@ -80,7 +97,6 @@ def forward(
         inputs=rows,
         logits=network.logits(features),
         features=features,
-        sketches=network.backbone.sketch(features) if learner.method.stores_features else features,
         labels=torch.cat([repeated(columns), repeated(replay.labels)]),
         incoming_rows=views * len(columns),
         distinct_samples=sum(split),
@@ -88,7 +104,6 @@ def forward(
         step=learner.step,
         tau=config.tau,
         ids=learner.memory.new_ids(len(columns)) if ids is None else ids,
-        teach=None if learner.average is None else partial(_teach, learner, learner.average.network),
     )
 
 
@@ -98,23 +113,6 @@ def features_of(
     """A network's pass in the precision of the learner's steps."""
     with computing_in(learner.config.compute, learner.device):
         return network.features(inputs, groups).float()
-
-
-@torch.no_grad()
-def _teach(learner: Learner, average: Network, inputs: Tensor) -> Tensor:
-    """What the averaged weights say of inputs, with their own batch-norm statistics."""
-    return average.logits(features_of(learner, average, inputs))
-
-
-def _other_views(learner: Learner, inputs: np.ndarray, plain: Tensor, strong: bool) -> Tensor:
-    """An augmented view of each sample: made here of an image, the paper's if `strong`; drawn among those kept of latents."""
-    stored, view, trunk = learner.config.stored_views, learner.view, learner.network.backbone.trunk
-    if trunk is None and strong:
-        return augment(plain, learner.rng)
-    if trunk is None or stored == 1:
-        return view.augment(plain)
-    chosen = learner.rng.integers(1, stored, len(inputs))
-    return view.to_device(inputs[np.arange(len(inputs)), chosen])
 
 
 def backward(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -135,7 +133,7 @@ def read(learner: Learner, batch: Batch, loss: Tensor, norm: Tensor) -> Outcome:
     logits = batch.logits[:count]
     correct = (logits.argmax(1) == batch.labels[:count]).sum()
     # SCD reads directions only; of length one they fit 16 bits whatever the network does.
-    features = F.normalize(batch.sketches[: count if learner.method.stores_features else 0], dim=1)
+    features = F.normalize(batch.features[: count if learner.method.stores_features else 0], dim=1)
     loss_there, norm_there, correct_there, *rows = read_back([loss, norm, correct, logits, features])
     # A finite loss may still have a gradient that is not; it would be in the weights before anybody noticed.
     if not math.isfinite(loss_there + norm_there):

@@ -1,6 +1,6 @@
 """A 3x3 convolution with a quarter of the multiplications, for the layers where a CPU gains by it.
 
-Winograd's F(4x4, 3x3): a tile of 4x4 outputs needs 36 products a channel instead of 144, in the forward pass and in
+Winograd's F(4x4, 3x3): a tile of 4x4 outputs needs 36 products per channel instead of 144, in the forward pass and in
 both gradients, at the price of three linear transforms (Lavin and Gray, "Fast Algorithms for Convolutional Neural
 Networks", 2016). Everything is a matrix product, which PyTorch does at full speed. The result is the convolution's up
 to rounding (about 1e-5 of the largest value, where a direct convolution has 1e-6).

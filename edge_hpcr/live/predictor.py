@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from cachetools import LRUCache  # type: ignore[import-untyped]
 from torch import Tensor
 
+from edge_hpcr.common.files import sha256
 from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.learner import Learner, Prediction
-from edge_hpcr.live.encoder import Encoder, few_threads
-from edge_hpcr.workspace.label_queue import uncertainty
+from edge_hpcr.learner.trunk_session import fastest
+from edge_hpcr.live.latents import LatentFile
+from edge_hpcr.stream.resize import prepare
+from edge_hpcr.workspace.selection import UNKNOWN
 
 TOP = 3
+LEAST_PRIORITY = 1e-12  # 0 is that of samples that nobody has ranked
+KEPT_BYTES = 8_000_000  # latents of the frames and samples that were asked about last; those of samples are on disk, too
+SMALL_PIXELS = 64 * 64  # up to here a second core helps one image little
 
 
 @dataclass(frozen=True)
@@ -23,15 +32,21 @@ class Answer:
     """What the learner says of one image."""
 
     top: tuple[tuple[int, float], ...]  # class id and calibrated confidence, the best first, three at most
-    similarity: float  # cosine to the nearest proxy
-    unknown: bool  # no proxy is near
+    similarity: float  # to the nearest class
+    unknown: bool  # no class is near
     calibrated: bool = True  # if not, nobody has compared its confidences with the truth
 
     @property
     def priority(self) -> float:
-        """How much a label would tell."""
-        scores = np.array([[confidence for _, confidence in self.top]])
-        return float(uncertainty(scores, np.array([self.unknown]))[0])
+        """How much a label would tell: one minus the margin between the two best; more, if it is near to no class.
+
+        Not the entropy: that grows with the number of classes, so that samples queued months apart could not be
+        compared, and it cannot be had from the best three.
+        """
+        if self.unknown:
+            return UNKNOWN  # all alike, because scores say nothing about strangers
+        first, second = [*(confidence for _, confidence in self.top), 0.0, 0.0][:2]
+        return min(1.0, max(LEAST_PRIORITY, 1 - (first - second)))
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -44,35 +59,32 @@ NOTHING_KNOWN = Answer((), 0.0, True, calibrated=False)
 class Predictor:
     """The newest weights that were handed over, and their calibration. Any thread may ask.
 
-    It takes uint8 images, or what `encoder` or the memory has of them.
+    It takes uint8 images, or what `encoder` or the memory has of them. `read` gives the image of a stored sample, `stored`
+    what the trunk has said of samples.
     """
 
-    def __init__(self, learner: Learner, averaged: bool) -> None:
-        self._learner = learner
-        self._averaged = averaged and learner.average is not None
-        self.encoder = Encoder(learner)
+    def __init__(
+        self, learner: Learner, read: Callable[[int], np.ndarray], stored: LatentFile | None = None
+    ) -> None:
+        self.learner = learner
+        self.encoder = Encoder(learner, read, stored)
         self._lock = threading.Lock()
         self._network = copy.deepcopy(learner.network).eval().requires_grad_(False)
         self._class_ids: tuple[int, ...] = ()
         self.calibration = Calibration()
         self.refresh()
 
-    @property
-    def image_size(self) -> int:
-        """The side of the images that it takes, in pixels."""
-        return self._learner.config.height
-
     def refresh(self) -> None:
         """Take over the learner's weights; called by the thread that trains, between two steps."""
-        average = self._learner.average
-        source = average.network if self._averaged and average is not None else self._learner.network
+        average = self.learner.average
+        source = self.learner.network if average is None else average.network
         # Before the lock: class means take a pass over the memory.
-        classify = self._learner.method.classifier(self._learner.view, source)
+        classify = self.learner.method.classifier(self.learner.view, source)
         state = {name: tensor.detach() for name, tensor in source.state_dict().items()}
         with self._lock, torch.no_grad():
             self._network.take_over(state)
             self._classify = classify
-            self._class_ids = tuple(self._learner.class_ids)
+            self._class_ids = tuple(self.learner.class_ids)
 
     def predict(self, inputs: np.ndarray) -> Prediction:
         """Scores as the network gives them, before calibration."""
@@ -82,45 +94,127 @@ class Predictor:
             if not self._class_ids:  # asked in the lock: the last class may be deleted at any moment
                 return Prediction(np.zeros((count, 0)), np.zeros(count), np.zeros(0, np.int64))
             features = self._network.features(plain)
-            scores = self._classify(features).softmax(1).cpu().numpy()
-            similarity = self._network.similarities(features).amax(1).cpu().numpy()
+            scores = self._classify(features, plain).softmax(1).cpu().numpy()
+            cosines = self._network.similarities(features)
+            similarity = self._classify.similarity(cosines, plain).cpu().numpy()
             return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
-
-    def features(self, inputs: np.ndarray) -> np.ndarray:
-        plain = self._plain(inputs)
-        with self._lock, torch.inference_mode():
-            return self._network.features(plain).cpu().numpy()
 
     def _plain(self, inputs: np.ndarray) -> Tensor:
         """The samples themselves on the device, not their stored views; outside the lock, since a trunk takes time."""
         if inputs.dtype == np.uint8:
             inputs = self.encoder.encode(inputs)
-        return self._learner.view.plain(inputs)
-
-    def proxies(self) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of the classes' proxies, and the classes' ids."""
-        with self._lock:
-            return self._network.proxies.detach().cpu().numpy().copy(), np.array(self._class_ids, np.int64)
+        # The memory's latents have a dimension more.
+        latents = self._network.backbone.trunk is not None
+        return self.learner.to_device(inputs[:, 0] if latents else inputs)
 
     def answer(self, inputs: np.ndarray) -> list[Answer]:
         """The three best classes of each image, or that it is unknown."""
         prediction = self.predict(inputs)
         if not len(prediction.class_ids):
             return [NOTHING_KNOWN] * len(inputs)
-        return to_answers(prediction, self.calibration)
+        calibration = self.calibration  # another thread may replace it
+        confidences = calibration.confidences(prediction.scores)
+        order = np.argsort(-confidences, axis=1, kind="stable")[:, :TOP]
+        tops = [
+            tuple((int(prediction.class_ids[c]), float(row[c])) for c in best)
+            for row, best in zip(confidences, order, strict=True)
+        ]
+        unknown = calibration.unknown(prediction.similarity)
+        said = zip(tops, prediction.similarity.tolist(), unknown.tolist(), strict=True)
+        return [Answer(*each, calibration.is_measured) for each in said]
+
+    def of_frames(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        """The same of pictures of any size."""
+        return self.answer(np.stack([self.encoder.prepare(frame) for frame in frames]))
 
 
-def to_answers(prediction: Prediction, calibration: Calibration) -> list[Answer]:
-    confidences = calibration.confidences(prediction.scores)
-    order = np.argsort(-confidences, axis=1, kind="stable")[:, :TOP]
-    unknown = calibration.unknown(prediction.similarity)
-    tops = [
-        tuple((int(prediction.class_ids[c]), float(row[c])) for c in best)
-        for row, best in zip(confidences, order, strict=True)
-    ]
-    return [
-        Answer(top, similarity, none_near, calibration.is_measured)
-        for top, similarity, none_near in zip(
-            tops, prediction.similarity.tolist(), unknown.tolist(), strict=True
-        )
-    ]
+class Encoder:
+    """Latents of prepared images, found again by the images' pixels or by the number of the sample they became.
+
+    Any thread may ask. The trunk is frozen, so it runs beside a training step and waits for none.
+    """
+
+    def __init__(
+        self, learner: Learner, read: Callable[[int], np.ndarray], stored: LatentFile | None = None
+    ) -> None:
+        self._learner, self._read, self.stored = learner, read, stored
+        trunk, config = learner.network.backbone.trunk, learner.config
+        self._trunk = trunk and fastest(trunk, config.height, config.width, learner.device)
+        self._lock = threading.Lock()
+        self._kept: LRUCache[Hashable, np.ndarray] = LRUCache(KEPT_BYTES, getsizeof=lambda each: each.nbytes)
+
+    def prepare(self, frame: np.ndarray) -> np.ndarray:
+        """A frame as the learner sees it."""
+        size = self._learner.config.height
+        return prepare(frame, (size, size))
+
+    def encode(self, images: np.ndarray) -> np.ndarray:
+        """Latents [N, 1, ...] of uint8 images [N, H, W, 3]; without a trunk the images themselves."""
+        if self._trunk is None:
+            return images
+        keys = [_key(image) for image in images]
+        found = [self._find(key) for key in keys]
+        missing = [place for place, latent in enumerate(found) if latent is None]
+        if missing:
+            with torch.inference_mode(), few_threads(images[missing]):
+                latents = self._trunk(self._learner.to_device(images[missing])).cpu().numpy()
+            for place, latent in zip(missing, latents, strict=True):
+                found[place] = latent
+                self._keep(keys[place], latent)
+        return np.stack([latent for latent in found if latent is not None])[:, None]
+
+    def of_sample(self, sample_id: int) -> np.ndarray:
+        """A stored sample as the trainable part sees it."""
+        latent = self._find(sample_id)
+        if latent is None and self.stored is not None:
+            latent = self.stored.find(sample_id)
+        if latent is None:
+            image = self.prepare(self._read(sample_id))
+            if self._trunk is None:
+                return image
+            latent = self.encode(image[None])[0, 0]
+            self._keep_sample(sample_id, latent)
+        return latent[None]
+
+    def name(self, sample_id: int, frame: np.ndarray) -> None:
+        """This frame has become a sample: what the trunk said of it need not be asked again."""
+        if self._trunk is not None and (latent := self._find(_key(self.prepare(frame)))) is not None:
+            self._keep_sample(sample_id, latent)
+
+    def forget(self, sample_id: int) -> None:
+        with self._lock:
+            self._kept.pop(sample_id, None)
+        if self.stored is not None:
+            self.stored.forget(sample_id)
+
+    def _keep_sample(self, sample_id: int, latent: np.ndarray) -> None:
+        self._keep(sample_id, latent)
+        if self.stored is not None:
+            self.stored.keep(sample_id, latent)
+
+    def _find(self, key: Hashable) -> np.ndarray | None:
+        with self._lock:
+            return self._kept.get(key)
+
+    def _keep(self, key: Hashable, latent: np.ndarray) -> None:
+        with self._lock, suppress(ValueError):  # one that is larger than all that is kept
+            self._kept[key] = latent
+
+
+def _key(image: np.ndarray) -> str:
+    return sha256(image.tobytes())
+
+
+@contextmanager
+def few_threads(images: np.ndarray) -> Iterator[None]:
+    """One thread for a small image: several wait for each other in every layer, and on busy cores that is most of it.
+
+    The number belongs to the thread that calls; a learner beside it keeps its own.
+    """
+    before = torch.get_num_threads()
+    small = images.ndim < 4 or images.shape[0] * images.shape[1] * images.shape[2] <= SMALL_PIXELS
+    torch.set_num_threads(1 if small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,44 +1,27 @@
 """Cameras at this computer or in the network, reopened as often as it takes.
 
-A reader thread calls OpenCV, which may hang for minutes and cannot be interrupted. The keeper thread never does: it
-starts a reader, watches it, abandons it when no frame comes, waits, and starts the next one. What an abandoned reader
-delivers later is ignored, because it is no longer the camera's current attempt.
+A thread reads, because OpenCV waits for the next frame. Over the network it has a time limit, after which the camera is
+opened again.
 """
 
 import atexit
-import os
 import re
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
-
-import cv2
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import shown_address
-from edge_hpcr.stream.captures import (
-    Capture,
-    is_image,
-    open_camera,
-    open_ffmpeg,
-    refuse_redirects,
-    refuse_undecodable,
-)
-from edge_hpcr.stream.contract import LiveStream
-from edge_hpcr.stream.passwords import refusal
-from edge_hpcr.stream.rules import Rules
+from edge_hpcr.stream.base import LiveStream
+from edge_hpcr.stream.captures import Capture, open_camera, open_ffmpeg
 
 SCHEMES = ("rtsp", "rtsps", "http", "https")
 MISSES_IN_A_ROW = 5  # a single damaged frame is no reason to reopen; so many are
-MOST_ABANDONED = 4  # readers that hang each keep a thread and a device: their number must be limited
 RATE_FRAMES = 30
 CLOSE_SECONDS = 0.5
-REFUSAL_SECONDS = 3.0  # to ask a camera that cannot be opened whether its password is wrong
 DEVICE = re.compile(r"/dev/(?:video\d{1,3}|v4l/by-(?:id|path)/[^/\0]{1,200})", re.ASCII)
 
 
@@ -50,197 +33,111 @@ class Patience:
     give_up_seconds: float = 15.0  # and after so long, it is opened again
     waits: tuple[float, ...] = (1, 2, 4, 8, 16, 30)  # before each try; the last one from then on
 
-    @property
-    def library_seconds(self) -> float:
-        """FFmpeg's own limit, below ours so that its thread mostly ends by itself instead of being abandoned."""
-        return 0.8 * self.give_up_seconds
-
-
-@dataclass
-class _Attempt:
-    """One opening of the camera and its reader."""
-
-    started: float
-    opened: float | None = None
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_FRAMES))
-    ended: str | None = None  # why
-    reader: threading.Thread | None = None
-
-    @property
-    def last_sign(self) -> float:
-        return self.times[-1] if self.times else self.opened or self.started
-
 
 class Camera(LiveStream):
-    """The newest frame of a camera; `open_capture` runs in a separate thread and may hang."""
+    """The newest frame of a camera; `open_capture` runs in a separate thread and may take long."""
 
     def __init__(
         self, name: str, open_capture: Callable[[], Capture], patience: Patience | None = None
     ) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
         self._open_capture = open_capture
         self._patience = patience or Patience()
-        self._attempt: _Attempt | None = None
-        self._abandoned: list[threading.Thread] = []
+        self._last_sign = time.monotonic()  # of life: a try or a frame
+        self._times: deque[float] = deque(maxlen=RATE_FRAMES)  # of the last frames since it was opened
         self._reason: str | None = None  # why it was lost the last time; None before the first failure
         self._failures = 0
-        self._next_try = 0.0
-        self._keeper = threading.Thread(target=self._keep, name=f"keeper of {name}", daemon=True)
-        self._keeper.start()
+        self._next_try: float | None = None  # while the reader waits for it
+        self._reader = threading.Thread(target=self._keep_reading, name=f"reader of {name}", daemon=True)
+        self._reader.start()
         # A thread that comes back from OpenCV while Python shuts down ends the process with an abort.
         atexit.register(self.close)
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        with self._changed:
-            attempt, self._attempt = self._attempt, None
-            super().close()
-        self._keeper.join()
-        if attempt is not None and attempt.reader is not None:
-            # A healthy camera is released within a frame's time; one that hangs is not waited for.
-            attempt.reader.join(CLOSE_SECONDS)
+        super().close()
+        # A healthy camera is released within a frame's time; one that hangs is not waited for.
+        self._reader.join(CLOSE_SECONDS)
 
     def _doing(self) -> tuple[str, str]:
         with self._changed:
-            return self._phase(self._attempt, time.monotonic())
-
-    def _phase(self, attempt: _Attempt | None, now: float) -> tuple[str, str]:
-        if self._closed:
-            return "closed", "closed"
-        if attempt is None:
-            if self._reason is None:
-                return "opening", "opening"
-            wait = max(0, ceil(self._next_try - now))
-            return "reconnecting", f"reconnecting: {self._reason}, next try in {wait} s"
-        silence = now - attempt.last_sign
-        if attempt.opened is None:
-            tried = f" for {silence:.0f} s" if silence >= self._patience.stall_seconds else ""
-            if self._reason is None:
-                return "opening", f"opening{tried}"
-            return "reconnecting", f"reconnecting: {self._reason}, trying{tried or ' now'}"
-        if silence >= self._patience.stall_seconds:
-            return "stalled", f"stalled for {silence:.0f} s"
-        if not attempt.times:
-            return "opening", "opened, no frame yet"
-        return "live", f"live{_rate(attempt.times)}"
-
-    # The keeper's thread.
-
-    def _keep(self) -> None:
-        while True:
-            with self._changed:
-                self._abandoned = [reader for reader in self._abandoned if reader.is_alive()]
-                if len(self._abandoned) >= MOST_ABANDONED:
-                    reason = f"{MOST_ABANDONED} earlier tries still hang in the driver"
-                else:
-                    reason = self._watch(self._start())
-                if not self._pause(reason):
-                    return
-
-    def _start(self) -> _Attempt:
-        attempt = _Attempt(started=time.monotonic())
-        attempt.reader = threading.Thread(
-            target=self._run_reader, args=(attempt,), name=f"reader of {self.name}", daemon=True
-        )
-        if not self._closed:
-            self._attempt = attempt
-            attempt.reader.start()
-        return attempt
-
-    def _watch(self, attempt: _Attempt) -> str:
-        """Until the attempt fails; why it did."""
-        while not self._closed and attempt.ended is None:
-            left = attempt.last_sign + self._patience.give_up_seconds - time.monotonic()
-            if left <= 0:
-                if attempt.reader is not None:
-                    self._abandoned.append(attempt.reader)
-                return f"no answer for {self._patience.give_up_seconds:g} s"
-            self._changed.wait(left)
-        return attempt.ended or "closed"
-
-    def _pause(self, reason: str) -> bool:
-        """Wait before the next try; False once the camera is closed."""
-        waits = self._patience.waits
-        self._attempt = None
-        self._reason = reason
-        self._next_try = time.monotonic() + waits[min(self._failures, len(waits) - 1)]
-        self._failures += 1
-        self._changed.wait_for(lambda: self._closed, self._next_try - time.monotonic())
-        return not self._closed
+            now = time.monotonic()
+            silence = now - self._last_sign
+            if self._next_try is not None:
+                wait = max(0, ceil(self._next_try - now))
+                return "reconnecting", f"reconnecting: {self._reason}, next try in {wait} s"
+            if not self._times:
+                if self._reason is None:
+                    return "opening", "opening"
+                return "reconnecting", f"reconnecting: {self._reason}, trying now"
+            if silence >= self._patience.stall_seconds:
+                return "stalled", f"stalled for {silence:.0f} s"
+            seconds = self._times[-1] - self._times[0]
+            rate = f", {(len(self._times) - 1) / seconds:.1f} frames/s" if seconds > 0 else ""
+            return "live", f"live{rate}"
 
     # The reader's thread.
 
-    def _run_reader(self, attempt: _Attempt) -> None:
-        reason = "closed"
+    def _keep_reading(self) -> None:
+        while not self._closed.is_set():
+            reason = self._read_frames()
+            with self._changed:
+                waits = self._patience.waits
+                wait = waits[min(self._failures, len(waits) - 1)]
+                self._failures += 1
+                self._reason, self._next_try = reason, time.monotonic() + wait
+                self._times.clear()
+                self._changed.wait_for(self._closed.is_set, wait)
+                self._next_try, self._last_sign = None, time.monotonic()
+
+    def _read_frames(self) -> str:
+        """Open the camera and deliver frames until there are no more; why there are none."""
         try:
             capture = self._open_capture()
             try:
-                reason = self._read_frames(attempt, capture)
+                return self._deliver(capture)
             finally:
                 capture.release()
         except UserError as error:
-            reason = str(error)
-        except cv2.error as error:
-            # Its text may hold the address and thus a password.
-            reason = f"OpenCV reports error {error.code}"
-        except Exception as error:  # whatever it is, the camera must be reopened and its state must say why
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(place.filename).name}:{place.lineno}"
-            reason = f"its reader broke down ({type(error).__name__}, {where})"
-        finally:
-            with self._changed:
-                attempt.ended = reason
-                self._changed.notify_all()
+            return str(error)
+        except Exception as error:  # whatever it is, the camera must be reopened
+            # Not its text, which may hold the address and thus a password.
+            return f"its reader failed ({type(error).__name__})"
 
-    def _read_frames(self, attempt: _Attempt, capture: Capture) -> str:
-        """Deliver frames until there are no more; why there are none."""
+    def _deliver(self, capture: Capture) -> str:
         if not capture.is_open():
             return "cannot open"
-        with self._changed:
-            attempt.opened = time.monotonic()
-        misses = 0
+        misses, came, opened = 0, False, time.monotonic()
         while misses < MISSES_IN_A_ROW:
             came, image = capture.read()
-            good = came and is_image(image)
             with self._changed:
-                if self._attempt is not attempt:
-                    return "given up"
-                if good:
-                    attempt.times.append(time.monotonic())
+                if self._closed.is_set():
+                    return "closed"
+                if image is not None:
+                    self._last_sign = time.monotonic()
+                    self._times.append(self._last_sign)
                     self._failures = 0
                     self._put(image)
-                elif came:
-                    self._bad += 1
-            misses = 0 if good else misses + 1
+                elif time.monotonic() - max(opened, self._last_sign) > self._patience.give_up_seconds:
+                    return f"no frame for {self._patience.give_up_seconds:g} s"
+                self._bad += came and image is None
+            misses = misses + 1 if image is None else 0
         return "it sends only damaged frames" if came else "it sends no more frames"
 
 
-def _rate(times: deque[float]) -> str:
-    seconds = times[-1] - times[0]
-    return f", {(len(times) - 1) / seconds:.1f} frames/s" if seconds > 0 else ""
+def local_camera(which: str) -> Camera:
+    """A camera at this computer, which is waited for if it is not there yet: 0 is mostly the built-in or the only one.
+
+    Or by its file: /dev/video0, or /dev/v4l/by-id/…, which stays the same in another socket.
+    """
+    if which.isdecimal():
+        return Camera(f"camera {which}", lambda: open_camera(int(which)))
+    return Camera(which, lambda: open_camera(which))
 
 
-def usb_camera(index: int, patience: Patience | None = None) -> Camera:
-    """A camera at this computer: 0 is mostly the built-in or the only one. One that is not there yet is waited for."""
-    return Camera(f"camera {index}", lambda: open_camera(index), patience)
-
-
-def device_camera(path: str, patience: Patience | None = None) -> Camera:
-    """A camera by its file: /dev/video0, or /dev/v4l/by-id/…, which stays the same in another socket."""
-
-    def opened() -> Capture:
-        real = os.path.realpath(path)  # each time: after it was plugged in again, the link leads elsewhere
-        if not re.fullmatch(r"/dev/video\d+", real, re.ASCII):
-            raise UserError("there is no camera")
-        return open_camera(real)
-
-    return Camera(path, opened, patience)
-
-
-def network_camera(url: str, patience: Patience | None = None, rules: Rules | None = None) -> Camera:
+def network_camera(url: str, patience: Patience | None = None) -> Camera:
     """A camera by its RTSP or motion-JPEG address; nothing secret in it is ever shown."""
-    patience, rules = patience or Patience(), rules or Rules()
+    patience = patience or Patience()
     name = shown_address(url, SCHEMES)
     if name is None:
         choices = ", ".join(f"{each}://" for each in SCHEMES)
@@ -248,16 +145,13 @@ def network_camera(url: str, patience: Patience | None = None, rules: Rules | No
             f"the camera's address is not understood: write it as {choices} and then HOST:PORT/PATH "
             "(special characters in a password as %40 for @, %2F for /)"
         )
-    refuse_undecodable(url, name)
-    rules.check_address(url)
-    if not rules.private:
-        refuse_redirects()
 
     def opened() -> Capture:
-        rules.check_address(url)  # each time: a name may lead elsewhere by now
-        capture = open_ffmpeg(url, patience.library_seconds)
-        if not capture.is_open() and (reason := refusal(url, REFUSAL_SECONDS)):
-            raise UserError(reason)
+        capture = open_ffmpeg(url, 0.8 * patience.give_up_seconds)
+        if not capture.is_open():
+            raise UserError(
+                "cannot open: check the address, and the user name and password if the camera asks for them"
+            )
         return capture
 
     return Camera(name, opened, patience)

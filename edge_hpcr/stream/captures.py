@@ -1,4 +1,4 @@
-"""OpenCV's captures, made safe: quiet, with time limits, and honest about motion JPEG.
+"""Video files, and OpenCV's captures made safe: quiet, with time limits, and honest about motion JPEG.
 
 OpenCV 5.0 holds on to the size of a motion-JPEG stream's first frame: a camera that changes its resolution is scaled in
 silence, and half a frame may pass as a whole one. Its users report crashes when the chroma format changes (opencv issue
@@ -6,13 +6,15 @@ silence, and half a frame may pass as a whole one. Its users report crashes when
 """
 
 import os
+import threading
 from pathlib import Path
-from typing import Any, Protocol
 
 import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.text import as_text
+from edge_hpcr.stream.base import FileStream, Frame
 from edge_hpcr.stream.decode import BadImage, decode_image
 
 # What goes wrong with a camera is in its state. The libraries' own lines on stderr tear a status line apart, and may
@@ -29,23 +31,15 @@ _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 if _LIMITS not in os.environ.get(_OPTIONS, ""):
     os.environ[_OPTIONS] = f"{os.environ.get(_OPTIONS) or 'rtsp_transport;tcp'}|{_LIMITS}"
 
+# OpenCV says the same of a damaged frame and of the end; after so many in a row it is the end.
+MOST_DAMAGED_IN_A_ROW = 100
+
 if "OPENCV_LOG_LEVEL" not in os.environ:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
-class Capture(Protocol):
-    """What the machinery needs of a camera; frames come as uint8 RGB, anything else counts as garbage."""
-
-    def is_open(self) -> bool: ...
-
-    def read(self) -> tuple[bool, Any]:
-        """False: nothing came. True with something that is not an image: garbage came."""
-
-    def release(self) -> None: ...
-
-
-class OpenCVCapture:
-    """A camera, an address or a video file."""
+class Capture:
+    """A camera, an address or a video file; frames come as uint8 RGB."""
 
     def __init__(self, capture: cv2.VideoCapture, packets: bool = False) -> None:
         self._capture = capture
@@ -54,79 +48,43 @@ class OpenCVCapture:
     def is_open(self) -> bool:
         return self._capture.isOpened()
 
-    def read(self) -> tuple[bool, Any]:
+    def read(self) -> tuple[bool, np.ndarray | None]:
+        """False: nothing came. True without a picture: garbage came."""
         came, data = self._capture.read()
         if not came or data is None:
             return came, None
-        if self._packets:
-            return True, _decoded(data)
-        return True, cv2.cvtColor(data, cv2.COLOR_BGR2RGB) if is_image(data) else None
+        if not self._packets:
+            return True, cv2.cvtColor(data, cv2.COLOR_BGR2RGB) if _is_image(data) else None
+        try:
+            return True, decode_image(data.tobytes(), "a frame")
+        except BadImage:
+            return True, None
 
-    def expected_frames(self) -> int:
-        """As a video file's header says; 0 if it does not."""
-        return max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+    def frames(self) -> int:
+        """As a video file's header says; 0 or less if it does not."""
+        return int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
 
     def release(self) -> None:
         self._capture.release()
 
 
-def open_camera(which: int | str) -> OpenCVCapture:
+def open_camera(which: int | str) -> Capture:
     """A camera at this computer by its number, or by the name of its file."""
-    if isinstance(which, str):
-        return OpenCVCapture(cv2.VideoCapture(which, cv2.CAP_V4L2))
-    return OpenCVCapture(cv2.VideoCapture(which))
+    return Capture(cv2.VideoCapture(which, cv2.CAP_V4L2 if isinstance(which, str) else cv2.CAP_ANY))
 
 
-def open_ffmpeg(place: str, timeout: float | None = None) -> OpenCVCapture:
+def open_ffmpeg(place: str, timeout: float | None = None) -> Capture:
     """A video file, or an address with a limit in seconds on the opening and on each frame."""
     options = []
     if timeout is not None:
         limit = int(timeout * 1000)
         options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
-    return OpenCVCapture(cv2.VideoCapture(place, cv2.CAP_FFMPEG, options), packets=True)
+    return Capture(cv2.VideoCapture(place, cv2.CAP_FFMPEG, options), packets=True)
 
 
-def refuse_redirects() -> None:
-    """Follow no redirection of an address from now on, in the whole process: FFmpeg cannot be told for one alone."""
-    if "max_redirects" not in os.environ[_OPTIONS]:
-        os.environ[_OPTIONS] += "|max_redirects;0"
-
-
-def starts_like_video(path: Path) -> bool:
-    """Whether the first bytes are those of a container that may be opened as a video."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(256)
-    except OSError:
-        return False
-    return (
-        head.startswith((b"\x1aE\xdf\xa3", b"FLV\x01", b"0&\xb2u\x8ef\xcf\x11", b"OggS\0", b"\0\0\1\xba"))
-        or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
-        # The length of the first part: no text begins with so small a byte.
-        or (
-            head[:1] < b"\x09"
-            and head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
-        )
-        or (
-            head[:1] == b"G" and head[188:189] == b"G"
-        )  # MPEG transport streams, with and without time stamps
-        or (head[4:5] == b"G" and head[196:197] == b"G")
-    )
-
-
-def refuse_undecodable(place: str, shown: str) -> None:
-    """OpenCV ends the whole process when a name is not text (a byte that is not UTF-8, on Linux)."""
-    try:
-        place.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{shown}: OpenCV cannot open a name that is not valid UTF-8: rename it") from error
-
-
-def is_image(data: Any) -> bool:
+def _is_image(data: np.ndarray) -> bool:
     """A picture as every camera should send it: uint8, three channels, at least a pixel."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
-        return False
-    return data.ndim == 3 and data.shape[2] == 3 and data.size > 0
+    return data.dtype == np.uint8 and data.ndim == 3 and data.shape[2] == 3 and data.size > 0
 
 
 def _is_upright_motion_jpeg(capture: cv2.VideoCapture) -> bool:
@@ -135,8 +93,48 @@ def _is_upright_motion_jpeg(capture: cv2.VideoCapture) -> bool:
     return code.upper() == b"MJPG" and capture.get(cv2.CAP_PROP_ORIENTATION_META) == 0
 
 
-def _decoded(packet: np.ndarray) -> np.ndarray | None:
-    try:
-        return decode_image(packet.tobytes(), "a frame")
-    except BadImage:
+class Video(FileStream):
+    """A file that OpenCV's FFmpeg can read, turned upright as its metadata says."""
+
+    def __init__(self, path: Path, fps: float | None = None) -> None:
+        super().__init__(as_text(path), fps)
+        if not path.is_file():
+            raise UserError(f"{self.name}: there is no such video file")
+        # Absolute, so that a file called "http:x" is not taken for an address.
+        self._capture = open_ffmpeg(str(path.absolute()))
+        if not self._capture.is_open():
+            raise UserError(
+                f"{self.name}: cannot be read as a video: is it whole, readable, and MP4, MOV, MKV, WebM, AVI, MPEG, FLV, "
+                "WMV or Ogg? (A single image goes into a folder.)"
+            )
+        self._expected = self._capture.frames()
+        self._reading = threading.Lock()
+        self._damaged = 0  # in a row
+
+    def _next(self) -> Frame | None:
+        with self._reading:
+            if self._closed.is_set():
+                return None
+            came, image = self._capture.read()
+        if image is not None:
+            self._bad += self._damaged
+            self._damaged = 0
+            return Frame(image, self.name)
+        if came:
+            self._bad += 1  # certainly damaged, where a `_damaged` one may be the end
+        else:
+            self._damaged += 1
+        if self._damaged >= MOST_DAMAGED_IN_A_ROW:
+            self._end = f"ended after {self._frames}{self._of_expected()} frames"
         return None
+
+    def _progress(self) -> str:
+        return f"live, frame {self._frames}{self._of_expected()}"
+
+    def _of_expected(self) -> str:
+        return f" of {self._expected}" if self._expected > self._frames else ""
+
+    def close(self) -> None:
+        super().close()
+        with self._reading:
+            self._capture.release()

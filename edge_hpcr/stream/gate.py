@@ -1,11 +1,7 @@
 """The gate between a stream and the queue: near-duplicates, frames that teach nothing, and too many at once stay out."""
 
-from collections import Counter
-
 import cv2
 import numpy as np
-
-from edge_hpcr.common.errors import UserError, check_positive
 
 _SIDE = 32
 _FREQUENCIES = sorted(
@@ -53,7 +49,7 @@ def hamming(one: int, other: int) -> int:
 
 
 class Gate:
-    """Says of each frame whether it may enter the queue, and counts what it did not let in, and why.
+    """Says of each frame whether it may enter the queue, or why not.
 
     distance: a hash that differs from a remembered one in at most so many bits is a duplicate; -1: nothing is.
     sure: the confidence from which the learner counts as sure; above 1: it never does.
@@ -67,59 +63,31 @@ class Gate:
     def __init__(
         self, distance: int, sure: float, stable: int, per_second: float, remember: int = 512
     ) -> None:
-        if not -1 <= distance <= 64:
-            raise UserError(f"gate distance {distance} is out of range: use 0 to 64 bits, or -1 for off")
-        if not sure >= 0:
-            raise UserError(f"gate confidence {sure} is out of range: use 0 to 1, or more than 1 for off")
-        if not per_second >= 0:
-            raise UserError(f"gate rate {per_second} is out of range: use 0 or more frames per second")
-        check_positive("stable frames of the gate", stable)
-        check_positive("remembered hashes of the gate", remember)
         self._distance, self._sure, self._stable, self._per_second = distance, sure, stable, per_second
         self._hashes = np.zeros(remember, np.uint64)  # a ring
-        self._replaced = np.uint64(0)  # by the last one
         self._admitted = 0
         self._sure_class: int | None = None
         self._sure_frames = 0
         self._tokens = self._burst = max(1.0, per_second * _BURST_SECONDS) if per_second else 0.0
         self._filled: float | None = None
-        self._counts: Counter[str] = Counter()
 
-    def judge(self, hash64: int, confident: tuple[int, float] | None, now: float) -> str:
-        """ "queue", or why not: "duplicate" (of one queued or labelled), "sure" (and stable) or "rate".
+    def judge(self, hash64: int, confident: tuple[int, float] | None, now: float, drawn: bool = False) -> str:
+        """ "queue", or why not: "duplicate" (of one that was admitted), "sure" (and stable) or "rate".
 
-        `confident` is the learner's class and calibrated confidence; None if it knows nothing or calls it unknown.
+        `confident` is the learner's class and calibrated confidence; None if it knows nothing or calls it unknown. A
+        frame that was drawn for measuring is not left out for being sure.
         """
         self._follow(confident)  # of skipped frames too: "in a row" is meant of the stream, not of the queue
-        verdict = "queue"
         if self.is_duplicate(hash64):
-            verdict = "duplicate"
-        elif self._sure_frames >= self._stable:
-            verdict = "sure"
-        elif not self._spend_token(now):
-            verdict = "rate"
-        else:
-            self.admit(hash64)
-        self._counts["queued" if verdict == "queue" else f"skipped_{verdict}"] += 1
-        return verdict
+            return "duplicate"
+        if self._sure_frames >= self._stable and not drawn:
+            return "sure"
+        return "queue" if self._spend_token(now) else "rate"
 
     def admit(self, hash64: int) -> None:
-        """Remember a sample that is queued or labelled already; what looks like it is a duplicate from now on."""
-        slot = self._admitted % len(self._hashes)
-        self._replaced = self._hashes[slot]
-        self._hashes[slot] = hash64
+        """Remember a sample that is stored; what looks like it is a duplicate from now on."""
+        self._hashes[self._admitted % len(self._hashes)] = hash64
         self._admitted += 1
-
-    def withdraw(self) -> None:
-        """Forget the frame that was admitted last, because it could not be stored; it may come again."""
-        self._admitted -= 1
-        self._hashes[self._admitted % len(self._hashes)] = self._replaced
-        self._counts["queued"] -= 1
-
-    def take_counts(self) -> dict[str, int]:
-        """What happened since the last call, by the journal's names: queued, skipped_duplicate, …; none is 0."""
-        counts, self._counts = dict(+self._counts), Counter()
-        return counts
 
     def _follow(self, confident: tuple[int, float] | None) -> None:
         class_id, confidence = confident or (None, 0.0)

@@ -5,7 +5,6 @@ Its numbers are shares of the picture's sides, so that a camera may change its r
 
 from __future__ import annotations
 
-import math
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
-from edge_hpcr.stream.contract import Frame
+from edge_hpcr.stream.base import Frame
 
 SMALLEST = 0.05  # of a side: less is a slip of the hand
 WANTED = "left, top, width and height as shares of the picture like 0.25,0.1,0.5,0.5"
-WHOLE = "whole"  # in a text: no region
 _DIGITS = 4  # which is finer than a pixel of any camera
 
 
@@ -42,31 +40,27 @@ class Region:
             raise UserError(f"a region needs four numbers, and not {repr(values)[:60]}: give {WANTED}")
         left, top, width, height = (round(float(each), _DIGITS) for each in values)
         if min(left, top) < 0 or max(left + width, top + height) > 1 + 10**-_DIGITS:
-            raise UserError(f"the region {_text(values)} reaches out of the picture: give {WANTED}")
+            raise UserError(f"the region {values} extends beyond the picture: give {WANTED}")
         if min(width, height) < SMALLEST:
             raise UserError(
-                f"the region {_text(values)} is too small: {SMALLEST:.0%} of each side at least; give {WANTED}"
+                f"the region {values} is too small, less than {SMALLEST:.0%} of a side: give {WANTED}"
             )
         return cls(left, top, width, height)
 
     @classmethod
     def parse(cls, text: str) -> Region:
-        """As `of`, from a command line; `whole` is all of the picture.
+        """As `of`, from a command line.
 
         >>> Region.parse("0.25,0.1,0.5,0.5")
         Region(left=0.25, top=0.1, width=0.5, height=0.5)
         """
-        if text == WHOLE:
-            return cls(0.0, 0.0, 1.0, 1.0)
         try:
             return cls.of([float(part) for part in text.split(",")])
         except ValueError:
-            raise UserError(
-                f"a region needs four numbers, and not {text[:60]!r}: give {WANTED}, or {WHOLE}"
-            ) from None
+            raise UserError(f"a region needs four numbers, and not {text[:60]!r}: give {WANTED}") from None
 
     def __str__(self) -> str:
-        return _text(astuple(self))
+        return ",".join(f"{each:g}" for each in astuple(self))
 
     def to_list(self) -> list[float]:
         return list(astuple(self))
@@ -86,7 +80,3 @@ class Region:
 def _pixels(start: float, length: float, side: int) -> slice:
     first = min(round(start * side), side - 1)
     return slice(first, max(first + 1, round((start + length) * side)))
-
-
-def _text(values: Any) -> str:
-    return ",".join(f"{each:g}" if math.isfinite(each) else str(each) for each in values)

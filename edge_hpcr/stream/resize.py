@@ -17,14 +17,6 @@ RESIZE_STEPS = (
 )
 
 
-def check_rule(name: str) -> None:
-    """Refuse a model that was trained with a rule that this version does not know."""
-    if name != RESIZE_RULE:
-        raise ValueError(
-            f"unknown resize rule {name!r}: this version knows {RESIZE_RULE!r}; use the version that wrote the model"
-        )
-
-
 def prepare(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """A uint8 RGB frame `[H, W, 3]`, or a grey one `[H, W]`, as uint8 RGB of `size` (height, width).
 

@@ -6,7 +6,6 @@ power cut, and when it raises, nothing has happened. Any process may call; the l
 
 import itertools
 import json
-import re
 import sqlite3
 import threading
 import time
@@ -14,24 +13,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.workspace import records
-from edge_hpcr.workspace.database import apply, as_user_errors, note_action, open_for_writing
-from edge_hpcr.workspace.held_out import choose_held_out
-from edge_hpcr.workspace.queries import COLUMNS, IDS, Queries, unknown_sample
-from edge_hpcr.workspace.records import Body, ClassState, Event, NewSample, SampleRow, SampleState, TakenBack
+from edge_hpcr.workspace.database import JournalGone, apply, as_user_errors, note_action, open_for_writing
+from edge_hpcr.workspace.queries import COLUMNS, IDS, SAMPLE_FIELDS, Queries
+from edge_hpcr.workspace.records import Body, ClassState, Event, SampleRow, SampleState
+from edge_hpcr.workspace.selection import DRAWN, PICKED, choose_held_out
 
 # Ids are handed out before their rows exist; taking them by the block saves a sync a sample, and gaps do no harm.
 _ID_BLOCK = 64
 _COMPARED = 500  # newest samples of a class that a new one is compared with
-
-
-class _Known(NamedTuple):
-    state: SampleState
-    has_image: bool
-    ever_trained: bool
 
 
 class Journal(Queries):
@@ -42,7 +35,7 @@ class Journal(Queries):
     >>> folder = tempfile.TemporaryDirectory()
     >>> journal = Journal(Path(folder.name) / "journal.sqlite")
     >>> mug = journal.create_class("mug")
-    >>> (sample,) = journal.add_samples([NewSample(file_bytes=700, digest="", origin="camera 0")])
+    >>> (sample,) = journal.add_samples([SampleRow(bytes=700, origin="camera 0")])
     >>> journal.label([sample], mug).moves
     [Move(sample_id=1, was=None, now=1, held_out=False, was_held_out=False)]
     >>> journal.undo().moves
@@ -64,17 +57,16 @@ class Journal(Queries):
 
     # Classes ------------------------------------------------------------------------------------------------
 
-    def create_class(self, name: str, colour: str | None = None) -> int:
+    def create_class(self, name: str) -> int:
         """Make a class; its id is never used again, even if the class is deleted."""
         name = records.clean_name(name)
-        _check_colour(colour)
         with self.transaction() as db:
             inserted = db.execute(
-                "INSERT INTO classes (name, folded, colour, state) VALUES (?, ?, ?, 'absent')",
-                (name, records.folded(name), colour),
+                "INSERT INTO classes (name, folded, state) VALUES (?, ?, 'absent')",
+                (name, records.folded(name)),
             )
             class_id = int(inserted.lastrowid or 0)
-            self._record("create_class", {}, {class_id: ClassState(name, colour, "live", None)})
+            self._record("create_class", {}, {class_id: ClassState(name, None, "live", None)})
             return class_id
 
     def class_named(self, name: str) -> int:
@@ -88,12 +80,6 @@ class Journal(Queries):
         with self.transaction():
             changed = self._live_class(class_id)._replace(name=name)
             return self._record("rename_class", {}, {class_id: changed})
-
-    def recolour_class(self, class_id: int, colour: str | None) -> Event:
-        _check_colour(colour)
-        with self.transaction():
-            changed = self._live_class(class_id)._replace(colour=colour)
-            return self._record("recolour_class", {}, {class_id: changed})
 
     def merge_classes(self, source: int, into: int) -> int:
         """Move every label of one class to another, which stays; returns how many. Held-out samples stay held out."""
@@ -126,12 +112,7 @@ class Journal(Queries):
             taken, self._spare_ids = self._spare_ids[:count], self._spare_ids[count:]
             return taken
 
-    def skip_ids(self, used: int) -> None:
-        """Never give this id, or one below: images of it are there that belong to no sample of this journal."""
-        with self.transaction() as db:
-            db.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'next_sample'", (used + 1,))
-
-    def add_samples(self, samples: Iterable[NewSample]) -> list[int]:
+    def add_samples(self, samples: Iterable[SampleRow]) -> list[int]:
         """Queue samples whose images are on disk; one whose source file is known already gives the known id.
 
         Not an event: nobody has said anything about them yet.
@@ -139,20 +120,16 @@ class Journal(Queries):
         with self.transaction():
             return [self._known_or_added(sample) for sample in samples]
 
-    def _known_or_added(self, new: NewSample) -> int:
+    def _known_or_added(self, new: SampleRow) -> int:
         # Asked inside the transaction: a folder may be fed and imported at the same time.
         known = None if new.source_digest is None else self.known_source(new.source_digest)
         if known is not None:
             return known
-        sample_id = self._next_ids(1)[0] if new.id is None else new.id
-        self._db.execute(
-            f"INSERT INTO samples ({COLUMNS}, ever_trained)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', NULL, 0, NULL, 1, 0)",
-            (
-                *(sample_id, new.file, new.digest, new.file_bytes, new.origin, new.source_digest),
-                *(_signed(new.hash64), new.priority, new.width, new.height, time.time()),
-            ),
-        )
+        sample_id = new.id or self._next_ids(1)[0]
+        signed = new.hash64 - (2**64 if new.hash64 >= 2**63 else 0)  # as SQLite's whole numbers are
+        row = replace(new, id=sample_id, hash64=signed, added=time.time())
+        places = ", ".join("?" * len(SAMPLE_FIELDS))
+        self._db.execute(f"INSERT INTO samples ({COLUMNS}) VALUES ({places})", tuple(vars(row).values()))
         return sample_id
 
     def label(self, ids: Iterable[int], class_id: int) -> Event:
@@ -160,19 +137,24 @@ class Journal(Queries):
         with self.transaction():
             self._live_class(class_id)
             known = self._known(ids)
-            for sample_id, row in known.items():
-                _refuse_unless_image(sample_id, row)
-            fresh = {i: row for i, row in known.items() if row.state.state != "labelled"}
-            held_out = self._held_out_of(class_id, fresh)
+            for row in known.values():
+                if row.state == "deleted" or not (row.has_image or row.state == "labelled"):
+                    raise UserError(
+                        f"sample {row.id} was deleted, or has no image any more: undo that, or leave it out"
+                    )
+            fresh = {i: row for i, row in known.items() if row.state != "labelled"}
+            picked = [i for i, row in fresh.items() if row.priority == PICKED or 0 < row.priority < DRAWN]
+            self.set_priorities(dict.fromkeys(picked, PICKED))
+            held_out = self._held_out_of(class_id, fresh, picked)
             after = {
-                i: SampleState("labelled", class_id, i in held_out if i in fresh else row.state.held_out)
+                i: SampleState("labelled", class_id, i in held_out if i in fresh else row.held_out)
                 for i, row in known.items()
             }
             return self._record("label" if fresh else "correct", after, {})
 
     def label_each(self, labels: Iterable[tuple[int, int]]) -> list[Event]:
-        """Label samples by separate events in one transaction: each may be held out by itself."""
-        with self.transaction():
+        """Label samples as one action, by separate events: each may be held out by itself."""
+        with self.transaction(), records.one_action("labels"):
             return [self.label([sample_id], class_id) for sample_id, class_id in labels]
 
     def dismiss(self, ids: Iterable[int]) -> Event:
@@ -180,9 +162,8 @@ class Journal(Queries):
         with self.transaction():
             known = self._known(ids)
             for sample_id, row in known.items():
-                state = row.state.state
-                if state not in ("queued", "dismissed"):
-                    raise UserError(f"sample {sample_id} is {state}: only a queued one can be dismissed")
+                if row.state not in ("queued", "dismissed"):
+                    raise UserError(f"sample {sample_id} is {row.state}: only a queued one can be dismissed")
             return self._record("dismiss", dict.fromkeys(known, records.DISMISSED), {})
 
     def delete_samples(self, ids: Iterable[int]) -> Event:
@@ -214,12 +195,6 @@ class Journal(Queries):
             db.execute(f"UPDATE samples SET has_image = 0 WHERE {which}", wanted)
             return rows
 
-    def add_counts(self, counts: Mapping[str, int]) -> None:
-        """Add to the counters, such as what the gate skipped and why."""
-        query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
-        with self.transaction() as db:
-            db.executemany(query, list(counts.items()))
-
     def drop_queued(self, ids: Iterable[int]) -> list[SampleRow]:
         """Remove samples from the queue; returns those that were still in it. Their files go afterwards."""
         with self.transaction() as db:
@@ -236,7 +211,7 @@ class Journal(Queries):
     # Events -------------------------------------------------------------------------------------------------
 
     def undo(self) -> Event:
-        """Take back the last action that is not undone; of an import everything at once."""
+        """Take back the last action that is not undone."""
         with self.transaction():
             if not (last := self._run_of_actions("undone = 0 ORDER BY seq DESC")):
                 raise UserError("nothing to undo: no action is left that could be taken back")
@@ -258,64 +233,43 @@ class Journal(Queries):
             return self._restore("undo", later)
 
     def redo(self) -> Event:
-        """Do again what was undone last; of an import everything at once."""
+        """Do again what was undone last."""
         with self.transaction():
             if not (first := self._run_of_actions("undone = 1 ORDER BY seq")):
                 raise UserError("nothing to redo: nothing was undone since the last action")
             return self._restore("redo", first)
 
     def _run_of_actions(self, which: str) -> list[int]:
-        """The first of these actions; if an import did it, also those of the import that come right after it."""
-        number = "CASE WHEN json_valid(body) THEN json_extract(body, '$.import') END"
-        rows = self._db.execute(f"SELECT seq, {number} FROM actions JOIN events USING (seq) WHERE {which}")
+        """The first of these events, with all that are one action with it."""
+        group = "CASE WHEN json_valid(body) THEN json_extract(body, '$.group') END"
+        rows = self._db.execute(f"SELECT seq, {group} FROM actions JOIN events USING (seq) WHERE {which}")
         if (first := rows.fetchone()) is None:
             return []
         alike = itertools.takewhile(lambda row: first[1] is not None and row[1] == first[1], rows)
         return [first[0], *(seq for seq, _ in alike)]
 
-    def _restore(self, kind: str, actions: Iterable[int]) -> Event:
-        """Undo or redo these actions, in this order; what it all changed as one event, whose `of` is the first of them."""
+    def _restore(self, kind: str, actions: list[int]) -> Event:
+        """Undo or redo these events, in this order; what it all changed as one event, whose `of` is the last of them."""
         events = [self._restore_one(kind, seq) for seq in actions]
-        moves = [move for event in events for move in event.moves]
-        closed = [class_id for event in events for class_id in event.closed]
-        lost = [sample_id for event in events for sample_id in event.lost]
-        return replace(events[-1], moves=moves, closed=closed, lost=lost, of=events[0].of)
+        samples, classes, lost = (
+            [each for event in events for each in getattr(event.body, name)]
+            for name in ("samples", "classes", "lost")
+        )
+        return replace(events[-1], body=Body(samples, classes, max(actions), lost))
 
     def _restore_one(self, kind: str, seq: int) -> Event:
         ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
         body = self._body(seq, text)
         wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
-        if kind == "undo" and body.of_import is not None:
-            wanted = {i: _not_queued(state) for i, state in wanted.items()}
+        if kind == "undo" and body.is_import:  # nobody has asked to label its pictures by hand
+            wanted = {
+                i: records.DISMISSED if state == records.QUEUED else state for i, state in wanted.items()
+            }
         known = self._known(wanted) if wanted else {}
         reached = {i: _reachable(state, known[i]) for i, state in wanted.items()}
         classes = {i: before if kind == "undo" else after for i, before, after in body.classes}
         lost = [i for i in wanted if wanted[i] != reached[i]]
-        with records.import_number(body.of_import):
-            return self._record(kind, reached, classes, of=seq, lost=lost)
-
-    def take_back_import(self, number: str) -> TakenBack:
-        """Undo everything that an import did, as one action; what somebody has changed since stays as it is.
-
-        Its new samples are dismissed and not queued: nobody has asked to label them by hand. The same import given
-        again takes them up again.
-        """
-        with self.transaction():
-            bodies = dict(self._of_import(number))
-            before: dict[int, SampleState] = {}
-            for body in bodies.values():
-                for sample_id, was, _ in body.samples:
-                    before.setdefault(sample_id, was)
-            query = f"SELECT id, labelled_seq FROM samples WHERE state = 'labelled' AND id IN {IDS}"
-            untouched = [i for i, seq in self._rows(query, (json.dumps([*before]),)) if seq in bodies]
-            after = {i: _not_queued(before[i]) for i in untouched}
-            made = {i for body in bodies.values() for i, _, now in body.classes if now.state == "live"}
-            known = {i: self._class(i) for i in made if self._of_class(i).keys() <= after.keys()}
-            classes = {i: each._replace(state="absent") for i, each in known.items() if each.state == "live"}
-            if not after and not classes:
-                raise UserError("nothing to undo: nothing of that import is left as it was imported")
-            event = self._record("undo_import", after, classes)
-            return TakenBack(event, len(after), len(classes), len(before) - len(after))
+        return self._record(kind, reached, classes, of=seq, lost=lost)
 
     # Transactions -------------------------------------------------------------------------------------------
 
@@ -325,7 +279,7 @@ class Journal(Queries):
         with self._lock, as_user_errors(self.path):
             nested = self._db.in_transaction
             if not nested:
-                self._check_file()
+                self.check_here()
                 self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -337,27 +291,21 @@ class Journal(Queries):
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _check_file(self) -> None:
-        """A deleted file could be written on, and what was acknowledged would be gone with the process."""
+    def check_here(self) -> None:
+        """A file that is gone could be written on, and what was acknowledged would be gone with the process."""
         try:
             here = self.path.stat().st_ino == self._file
         except FileNotFoundError:
             here = False
         if not here:
-            gone = f"{self.path} was deleted or replaced while it was in use: nothing more is saved"
-            raise UserError(f"{gone}; end the program, put the workspace back and start it again")
+            raise JournalGone(self.path)
 
     def _rows(self, query: str, parameters: Collection[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
             return super()._rows(query, parameters)
 
-    @property
-    def next_id(self) -> int:
-        """The first id that was never given, nor reserved."""
-        return int(self._rows("SELECT value FROM meta WHERE key = 'next_sample'")[0][0])
-
     def _next_ids(self, count: int) -> list[int]:
-        first = self.next_id
+        ((first,),) = self._rows("SELECT value FROM meta WHERE key = 'next_sample'")
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_sample'", (first + count,))
         return list(range(first, first + count))
 
@@ -372,66 +320,53 @@ class Journal(Queries):
         lost: Collection[int] = (),
     ) -> Event:
         """Append an event that brings these rows to these states, and change the rows."""
-        before = {i: row.state for i, row in self._known(samples).items()} if samples else {}
+        before = {i: row.label for i, row in self._known(samples).items()} if samples else {}
         old = {i: self._class(i) for i in classes}
         body = Body(
             [(i, before[i], after) for i, after in samples.items() if before[i] != after],
             [(i, old[i], after) for i, after in classes.items() if old[i] != after],
             of,
             list(lost),
-            records.AUTHOR.get(),
-            records.current_import(),
+            group=records.GROUP.get(),
         )
         for class_id, _, state in body.classes:
             if state.state == "live":
                 self._refuse_taken(state.name, class_id)
         at = time.time()
         if not body.samples and not body.classes and of is None:
-            return Event(self.last_seq, at, kind, [], [])
+            return Event(self.last_seq, at, kind, body)
         values = (at, kind, body.to_json())
         inserted = self._db.execute("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", values)
         seq = int(inserted.lastrowid or 0)
         apply(self._db, seq, body)
         note_action(self._db, seq, kind, of)
-        event = Event.of_body(seq, at, kind, body)
+        event = Event(seq, at, kind, body)
         for class_id in event.closed:
             if self._of_class(class_id):
                 raise UserError(f"class {class_id} still has labels: undo or change those first")
         return event
 
-    def _known(self, ids: Iterable[int]) -> dict[int, _Known]:
-        wanted = list(dict.fromkeys(int(i) for i in ids))
-        if not wanted:
+    def _known(self, ids: Iterable[int]) -> dict[int, SampleRow]:
+        rows = self.rows_of(dict.fromkeys(ids))
+        if not rows:
             raise UserError("no sample was named: give at least one")
-        query = (
-            f"SELECT id, state, class_id, held_out, has_image, ever_trained FROM samples WHERE id IN {IDS}"
-        )
-        rows = self._rows(query, (json.dumps(wanted),))
-        found = {i: _Known(SampleState(s, c, bool(h)), bool(image), bool(t)) for i, s, c, h, image, t in rows}
-        for sample_id in wanted:
-            if sample_id not in found:
-                raise unknown_sample(sample_id)
-        return {i: found[i] for i in wanted}
+        return {row.id: row for row in rows}
 
     def _of_class(self, class_id: int) -> dict[int, SampleState]:
-        query = "SELECT id, state, class_id, held_out FROM samples WHERE class_id = ? ORDER BY id"
-        rows = self._rows(query, (class_id,))
-        return {i: SampleState(state, of, bool(held_out)) for i, state, of, held_out in rows}
+        return {row.id: row.label for row in self._samples("class_id = ? ORDER BY id", (class_id,))}
 
     def _class(self, class_id: int) -> ClassState:
-        query = f"SELECT name, colour, state, merged_into FROM classes WHERE id IN {IDS}"
-        rows = self._rows(query, (json.dumps([int(class_id)]),))
+        rows = self._rows("SELECT name, colour, state, merged_into FROM classes WHERE id = ?", (class_id,))
         if not rows:
             raise UserError(f"unknown class {class_id}: no class has that id")
         return ClassState(*rows[0])
 
     def _live_class(self, class_id: int) -> ClassState:
         found = self._class(class_id)
-        name = f"class {class_id} {found.name!r}"
-        if found.state == "merged":
-            raise UserError(f"{name} was merged into {found.merged_into}: use that one")
         if found.state != "live":
-            raise UserError(f"{name} was deleted: undo that, or choose another class")
+            raise UserError(
+                f"class {class_id} {found.name!r} was {found.state}: undo that, or use another class"
+            )
         return found
 
     def _refuse_taken(self, name: str, own_id: int) -> None:
@@ -441,47 +376,25 @@ class Journal(Queries):
             change = "choose another name, or rename that class"
             raise UserError(f"class name {name!r} {how} (class {taken}): {change}")
 
-    def _held_out_of(self, class_id: int, fresh: Mapping[int, _Known]) -> set[int]:
-        """Those of an action's new labels that are for measuring."""
+    def _held_out_of(
+        self, class_id: int, fresh: Mapping[int, SampleRow], picked: Collection[int]
+    ) -> set[int]:
+        """Those of an action's new labels that are for measuring: none that were picked for being difficult."""
         query = "SELECT count(*), coalesce(sum(held_out), 0) FROM samples WHERE class_id = ?"
-        (counts,) = self._rows(query, (class_id,))
+        ((labels, kept),) = self._rows(query, (class_id,))
         # What has been trained on once, before an undo, must not measure.
-        ids = [i for i, row in fresh.items() if not row.ever_trained]
-        if not ids or len(ids) < len(fresh):
+        if any(row.ever_trained for row in fresh.values()):
             return set()
-        hashes = f"SELECT id, hash64 FROM samples WHERE id IN {IDS} ORDER BY id"
-        wanted = {i: hash64 % 2**64 for i, hash64 in self._rows(hashes, (json.dumps(ids),))}
-        earlier = "SELECT hash64 FROM samples WHERE class_id = ? AND held_out = ? ORDER BY id DESC LIMIT ?"
-        trained, held_out = (
-            [hash64 % 2**64 for (hash64,) in self._rows(earlier, (class_id, side, _COMPARED))]
-            for side in (0, 1)
-        )
+        wanted = {i: fresh[i].hash64 for i in sorted(fresh) if i not in picked}
+        earlier = "class_id = ? AND held_out = ?"
+        trained, held_out = (self._hashes(earlier, (class_id, side), _COMPARED) for side in (0, 1))
+        trained += [fresh[i].hash64 for i in picked]
+        counts = labels + len(picked), kept
         return choose_held_out(wanted, trained, held_out, counts, self.held_out_share)
 
 
-def _reachable(wanted: SampleState, row: _Known) -> SampleState:
+def _reachable(wanted: SampleState, row: SampleRow) -> SampleState:
     """A sample whose image is gone cannot be queued or learned again; one that is labelled may change its class."""
     if row.has_image or wanted.state in ("dismissed", "deleted"):
         return wanted
-    return wanted if wanted.state == row.state.state == "labelled" else records.DELETED
-
-
-def _not_queued(state: SampleState) -> SampleState:
-    """What an import took in is not queued when it is undone: nobody has asked to label it by hand."""
-    return records.DISMISSED if state == records.QUEUED else state
-
-
-def _refuse_unless_image(sample_id: int, row: _Known) -> None:
-    if row.state.state == "deleted":
-        raise UserError(f"sample {sample_id} was deleted: undo that before you label it")
-    if row.state.state != "labelled" and not row.has_image:
-        raise UserError(f"sample {sample_id} has no image any more: it cannot be labelled")
-
-
-def _check_colour(colour: str | None) -> None:
-    if colour is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", colour) is None:
-        raise UserError(f"colour {colour!r}: write it like #1f77b4")
-
-
-def _signed(hash64: int) -> int:
-    return hash64 - 2**64 if hash64 >= 2**63 else hash64  # SQLite's whole numbers are signed
+    return wanted if wanted.state == row.state == "labelled" else records.DELETED

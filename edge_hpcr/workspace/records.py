@@ -1,52 +1,49 @@
 """What the journal takes and gives: samples, classes, events, and the rules for a class's name."""
 
-import json
+import secrets
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.text import LONGEST_NAME, hidden_character, is_class_name, many
+from pydantic import TypeAdapter, ValidationError
 
-# Who acts in this thread or request: events carry it. A server sets it to the user's name.
-AUTHOR: ContextVar[str] = ContextVar("author", default="local")
-_IMPORT: ContextVar[str | None] = ContextVar("import", default=None)
+from edge_hpcr.common.errors import UserError, first_of
+from edge_hpcr.common.text import LONGEST_NAME, is_class_name
+
+# The action of several events that this thread or request is in the middle of; none for most.
+GROUP: ContextVar[str | None] = ContextVar("group", default=None)
+IMPORT = "import"
 
 
 @contextmanager
-def import_number(number: str | None) -> Iterator[None]:
-    """Events of this block belong to one import, which can be taken back as a whole."""
-    token = _IMPORT.set(number)
+def one_action(name: str) -> Iterator[None]:
+    """All events of this block are one action: one entry in the history, one undo, one redo."""
+    token = GROUP.set(GROUP.get() or f"{name} {secrets.token_hex(8)}")
     try:
         yield
     finally:
-        _IMPORT.reset(token)
-
-
-def current_import() -> str | None:
-    return _IMPORT.get()
+        GROUP.reset(token)
 
 
 class SampleState(NamedTuple):
     """The part of a sample that events change: all that undo must be able to bring back."""
 
-    state: str  # queued, labelled, dismissed or deleted
+    state: Literal["queued", "labelled", "dismissed", "deleted"]
     class_id: int | None  # of a labelled sample only
     held_out: bool
 
 
 class ClassState(NamedTuple):
     name: str
-    colour: str | None
-    state: str  # absent (its creation was undone), live, deleted or merged
+    colour: str | None  # that a person chose in an earlier version
+    state: Literal["absent", "live", "deleted", "merged"]  # absent: its creation was undone
     merged_into: int | None
 
 
-_SAMPLE_STATES = ("queued", "labelled", "dismissed", "deleted")
-_CLASS_STATES = ("absent", "live", "deleted", "merged")
 QUEUED = SampleState("queued", None, False)
 DISMISSED = SampleState("dismissed", None, False)
 DELETED = SampleState("deleted", None, False)
@@ -60,53 +57,25 @@ class Body:
     classes: list[tuple[int, ClassState, ClassState]]
     of: int | None = None  # the event that an undo or redo is about
     lost: list[int] = field(default_factory=list)  # samples that undo or redo could not restore: no image
-    author: str | None = None  # None: of a version that did not note it
-    of_import: str | None = None  # the number of the import that it is a part of
+    group: str | None = None  # the action of several events that it is a part of: its name and a number
+
+    @property
+    def is_import(self) -> bool:
+        return self.group is not None and self.group.startswith(IMPORT)
 
     def to_json(self) -> str:
-        fields: dict[str, Any] = {"samples": self.samples, "classes": self.classes}
-        fields |= {"of": self.of} if self.of is not None else {}
-        fields |= {"lost": self.lost} if self.lost else {}
-        fields |= {"author": self.author} if self.author is not None else {}
-        fields |= {"import": self.of_import} if self.of_import is not None else {}
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        return _BODY.dump_json(self, exclude_defaults=True).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Body":
         """An event as `to_json` wrote it; a ValueError for anything else, such as what a newer version writes."""
         try:
-            fields = json.loads(text)
-            body = cls(
-                [(i, SampleState(*before), SampleState(*after)) for i, before, after in fields["samples"]],
-                [(i, ClassState(*before), ClassState(*after)) for i, before, after in fields["classes"]],
-                fields.get("of"),
-                fields.get("lost", []),
-                fields.get("author"),
-                fields.get("import"),
-            )
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        if not body._is_known():
-            raise ValueError("it says something that this version does not know")
-        return body
+            return _BODY.validate_json(text)
+        except ValidationError as error:
+            raise ValueError(first_of(error)) from None
 
-    def _is_known(self) -> bool:
-        states = [state for _, *both in self.samples for state in both]
-        classes = [state for _, *both in self.classes for state in both]
-        numbers = [*(i for i, *_ in self.samples), *(i for i, *_ in self.classes), *self.lost]
-        links = [self.of, *(state.class_id for state in states), *(state.merged_into for state in classes)]
-        texts = [
-            *(each for each in (self.author, self.of_import) if each is not None),
-            *(each.name for each in classes),
-            *(each.colour for each in classes if each.colour is not None),
-        ]
-        return (
-            all(state.state in _SAMPLE_STATES and state.held_out in (False, True) for state in states)
-            and all(each.state in _CLASS_STATES for each in classes)
-            and all(type(number) is int for number in numbers)
-            and all(link is None or type(link) is int for link in links)
-            and all(isinstance(text, str) for text in texts)
-        )
+
+_BODY = TypeAdapter(Body)
 
 
 @dataclass(frozen=True)
@@ -122,44 +91,29 @@ class Move:
 
 @dataclass(frozen=True)
 class Event:
-    """An acknowledged action, as those who follow the journal need it."""
+    """An acknowledged action, and what it means for those who follow the journal."""
 
     seq: int
     at: float
     kind: str
-    moves: list[Move]
-    closed: list[int]  # classes that stopped being live
-    lost: list[int] = field(default_factory=list)  # samples that undo or redo had to leave deleted
-    of: int | None = None
+    body: Body
+    undone: bool = False
 
-    @classmethod
-    def of_body(cls, seq: int, at: float, kind: str, body: Body) -> "Event":
-        moves = [
+    @cached_property
+    def moves(self) -> list[Move]:
+        return [
             Move(sample_id, before.class_id, after.class_id, after.held_out, before.held_out)
-            for sample_id, before, after in body.samples
+            for sample_id, before, after in self.body.samples
             if before.class_id != after.class_id
         ]
-        closed = [i for i, before, after in body.classes if before.state == "live" and after.state != "live"]
-        return cls(seq, at, kind, moves, closed, body.lost, body.of)
+
+    @property
+    def closed(self) -> list[int]:
+        """Classes that stopped being live."""
+        return [i for i, old, new in self.body.classes if old.state == "live" and new.state != "live"]
 
 
-class TakenBack(NamedTuple):
-    """An import that was undone."""
-
-    event: Event
-    samples: int
-    classes: int
-    kept: int  # samples that somebody has changed since
-
-    def __str__(self) -> str:
-        kept = f"; {many(self.kept, 'sample')} changed since stay as they are" if self.kept else ""
-        return (
-            f"import undone: {many(self.samples, 'label')} and {many(self.classes, 'class')} taken back{kept}"
-        )
-
-
-@dataclass(frozen=True)
-class ClassRow:
+class ClassRow(NamedTuple):  # a page asks for thousands of them with every label
     id: int
     name: str
     colour: str | None
@@ -168,39 +122,28 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
-class NewSample:
-    """A sample whose image is on disk already, under an id that `Journal.reserve_ids` gave."""
-
-    file_bytes: int
-    digest: str
-    origin: str
+class SampleRow:
+    id: int = 0  # 0: the journal chooses
+    file: str = ""
+    digest: str = ""
+    bytes: int = 0
+    origin: str = ""
+    source_digest: str | None = None
     hash64: int = 0  # unsigned
     priority: float = 0.0
     width: int = 0
     height: int = 0
-    file: str = ""
-    source_digest: str | None = None
-    id: int | None = None  # None: the journal chooses
+    added: float = 0.0
+    state: Literal["queued", "labelled", "dismissed", "deleted"] = "queued"
+    class_id: int | None = None
+    held_out: bool = False
+    labelled_seq: int | None = None  # the last event that changed the sample
+    has_image: bool = True
+    ever_trained: bool = False
 
-
-@dataclass(frozen=True)
-class SampleRow:
-    id: int
-    file: str
-    digest: str
-    bytes: int
-    origin: str
-    source_digest: str | None
-    hash64: int
-    priority: float
-    width: int
-    height: int
-    added: float
-    state: str
-    class_id: int | None
-    held_out: bool
-    labelled_seq: int | None  # the last event that changed the sample
-    has_image: bool
+    @property
+    def label(self) -> SampleState:
+        return SampleState(self.state, self.class_id, self.held_out)
 
 
 @dataclass(frozen=True)
@@ -209,13 +152,12 @@ class Counts:
     held_out: int
     queued: int
     queued_bytes: int
-    held_out_bytes: int  # of held-out samples' images
     images: int  # on disk
     image_bytes: int
 
 
 def clean_name(name: str) -> str:
-    """A class's name as it is kept; a name that nobody could read, type or tell apart is refused.
+    """A class's name as it is kept; one that cannot be stored or printed is refused.
 
     >>> clean_name("  mug ")
     'mug'
@@ -228,9 +170,6 @@ def clean_name(name: str) -> str:
     # Surrogates cannot be stored as UTF-8; separators other than a space would break a list of names.
     if not is_class_name(name):
         raise UserError(f"class name {name!r} holds control characters: use letters, digits and signs")
-    if (hidden := hidden_character(name)) is not None:
-        sign = f"U+{ord(hidden):04X} {unicodedata.name(hidden, '')}".strip()
-        raise UserError(f"class name {name!r} holds a character that nobody sees ({sign}): write it without")
     return name
 
 

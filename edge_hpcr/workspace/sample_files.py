@@ -3,143 +3,102 @@
     images/23/000123.png
 
 A file is flushed to disk before the journal gets its row. What a crash leaves in between belongs to no row, and is
-removed when the workspace is next opened for learning (`set_aside.py`).
+set aside when the workspace is next opened for learning (`recover.py`).
 """
 
-import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256, write_through
+from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256, write_atomically
+from edge_hpcr.stream.base import Frame
+from edge_hpcr.stream.gate import perceptual_hash
 from edge_hpcr.workspace.records import SampleRow
 
 LONGEST_SIDE = 512
 LARGEST_PNG_SIDE = 128
 _JPEG = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    file: str  # relative to the images' folder
-    digest: str  # SHA-256 of the file
-    bytes: int
-    width: int
-    height: int
+_NAME = re.compile(r"[0-9]{2}/[0-9]{6,18}\.(png|jpg)")  # folder, id and kind
 
 
 class SampleFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
-    def write(self, sample_id: int, image: np.ndarray) -> StoredFile:
-        """Keep an RGB image under the sample's id; it is on disk when this returns."""
-        return self.write_many([(sample_id, image)])[0]
-
-    def write_many(self, images: Sequence[tuple[int, np.ndarray]]) -> list[StoredFile]:
-        """As `write`, with one flush of each folder for all of them. If one fails, none is left."""
-        written: list[StoredFile] = []
+    def write(self, images: Sequence[tuple[int, np.ndarray]]) -> list[SampleRow]:
+        """Keep RGB images under their samples' ids; they are on disk when this returns. If one fails, none is left."""
+        written: list[SampleRow] = []
         with disk_errors(f"cannot keep an image in {self.folder}", "is there room, and a right to write?"):
             try:
-                folders = self._make_folders({_folder_of(sample_id) for sample_id, _ in images})
                 for sample_id, image in images:
                     written.append(self._write_file(sample_id, image))
-                for folder in folders:
-                    flush_to_disk(folder)
             except BaseException:
                 self.remove(stored.file for stored in written)
                 raise
         return written
 
-    def _make_folders(self, names: Iterable[str]) -> list[Path]:
-        folders = [self.folder / name for name in names]
-        missing = [folder for folder in folders if not folder.is_dir()]
-        for folder in missing:
-            folder.mkdir(parents=True, exist_ok=True)
-        if missing:
-            flush_to_disk(self.folder)
-        return folders
-
-    def _write_file(self, sample_id: int, image: np.ndarray) -> StoredFile:
+    def _write_file(self, sample_id: int, image: np.ndarray) -> SampleRow:
         image = shrink(image)
         encoded, suffix = _encode(image)
-        name = f"{_folder_of(sample_id)}/{sample_id:06d}{suffix}"
-        path = self.folder / name
-        temporary = path.with_name(path.name + WRITING)
-        try:
-            write_through(temporary, encoded)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        name = f"{sample_id % 100:02d}/{sample_id:06d}{suffix}"
+        path = sample_path(self.folder, name)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flush_to_disk(self.folder)
+        write_atomically(path, encoded)
         height, width = image.shape[:2]
-        return StoredFile(name, sha256(encoded), len(encoded), width, height)
+        digest, size = sha256(encoded), len(encoded)
+        return SampleRow(sample_id, name, digest, size, width=width, height=height)
 
     def read(self, sample: SampleRow) -> np.ndarray:
         """The sample's image as it was stored, RGB; a damaged or missing file is an error that names the sample."""
-        path = self.folder / sample.file
+        return decode(self.content(sample))
+
+    def content(self, sample: SampleRow) -> bytes:
+        """The file as it was stored."""
         if not sample.has_image:
-            why = (
-                "it was removed from the queue"
-                if sample.state == "deleted"
-                else "it was dropped to make room"
-            )
+            removed, dropped = "it was removed from the queue", "it was dropped to make room"
+            why = removed if sample.state == "deleted" else dropped
             raise UserError(f"sample {sample.id} has no image any more: {why}")
+        path = sample_path(self.folder, sample.file)
         with disk_errors(f"image of sample {sample.id}, {path}", "delete the sample"):
             content = path.read_bytes()
         if sha256(content) != sample.digest:
             raise UserError(f"image of sample {sample.id}, {path}: damaged; delete the sample")
-        return decode(content)
-
-    def file_of(self, sample_id: int) -> str | None:
-        """The name of a sample's file, if there is one, when no row tells it."""
-        names = [f"{_folder_of(sample_id)}/{sample_id:06d}{suffix}" for suffix in (".png", ".jpg")]
-        return next((name for name in names if (self.folder / name).is_file()), None)
-
-    def matches(self, sample: SampleRow) -> bool:
-        """Whether the file is there with the content that was stored."""
-        try:
-            return sha256(self.folder / sample.file) == sample.digest
-        except OSError:
-            return False
+        return content
 
     def remove(self, files: Iterable[str]) -> None:
         """Remove files, unflushed: one that a power cut brings back has no row, and goes at the next opening."""
         for file in files:
-            (self.folder / file).unlink(missing_ok=True)
+            sample_path(self.folder, file).unlink(missing_ok=True)
 
     def names(self) -> Iterator[str]:
         """Every file there, unfinished ones among them."""
-        for folder in self._entries(self.folder):
-            if folder.is_dir(follow_symlinks=False):
-                for entry in self._entries(Path(folder.path)):
-                    yield f"{folder.name}/{entry.name}"
+        for folder in self.folder.iterdir() if self.folder.is_dir() else ():
+            if folder.is_dir() and not folder.is_symlink():
+                yield from (f"{folder.name}/{file.name}" for file in folder.iterdir())
 
-    @staticmethod
-    def _entries(folder: Path) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(folder) as entries:
-                return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def orphans(self, known: Collection[str]) -> list[str]:
+    def unknown(self, known: Collection[str]) -> set[str]:
         """The files there that are not among the known, without those that a file manager hides."""
-        return [name for name in self.names() if name not in known and "/." not in name]
+        return {name for name in self.names() if name not in known and "/." not in name}
 
 
-def sample_id_of(file: str) -> int | None:
-    """The sample that a file's name speaks of; None for a file that is unfinished or not ours.
+def sample_path(folder: Path, file: str) -> Path:
+    """Where a sample's file lies: the one place in which a name that a journal gives becomes a path.
 
-    >>> sample_id_of("23/000123.png"), sample_id_of("23/000123.png.writing")
-    (123, None)
+    A name of any other form is refused, and so is a link, which may lead out of the workspace.
     """
-    path = Path(file)
-    return int(path.stem) if path.suffix in (".png", ".jpg") and path.stem.isdecimal() else None
+    if _NAME.fullmatch(file) is None:
+        raise UserError(f"{file[:100]!r} is no name of a sample's image", code="sample-path")
+    path = folder / file
+    if path.is_symlink() or path.parent.is_symlink():
+        raise UserError(f"{path} is a link, and links are not followed here", code="sample-path")
+    return path
 
 
 def shrink(image: np.ndarray) -> np.ndarray:
@@ -152,15 +111,16 @@ def shrink(image: np.ndarray) -> np.ndarray:
     return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
 
 
+def looked_at(frame: Frame) -> Frame:
+    """The frame as it would be stored, and what the gate wants to know of it."""
+    return replace(frame, image=shrink(frame.image), hash64=perceptual_hash(frame.image))
+
+
 def decode(content: bytes) -> np.ndarray:
     decoded = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
     if decoded is None:
         raise UserError("an image that this version of OpenCV cannot read: reinstall the requirements")
     return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
-
-
-def _folder_of(sample_id: int) -> str:
-    return f"{sample_id % 100:02d}"
 
 
 def _encode(image: np.ndarray) -> tuple[bytes, str]:

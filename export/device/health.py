@@ -1,71 +1,98 @@
-"""How a device is: what it has done, and what is wrong at this moment. Any thread may ask or tell."""
+"""How a device is: what it has done, what is wrong at this moment, and the reports of it to a trainer."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+from export.device import Unavailable
+from export.device.http_client import Server
+
+MOST_SILENT_SECONDS = 60.0  # a camera is opened again within half of that
+END_SECONDS = 1.0  # for the last report
 
 
 class Health:
-    """Counts, and problems by the part that has one. A problem is told once, and so is its end."""
+    """Counts, and problems by the part that has one. A problem is told once, and so is its end. For all threads."""
 
     def __init__(self, device: str, tell: Callable[[str], None]) -> None:
         self.device = device
-        self.started = time.time()
-        self.frames = self.unknown = self.requests = 0
+        self.frames = self.unknown = 0
         self.version: int | None = None
-        self.since = self.started  # of the version
-        self.latency_ms = 0.0  # of the last frame
-        self.last_answer: float | None = None  # time.monotonic()
-        self.unsure_waiting = self.unsure_dropped = self.unsure_sent = 0
-        self.mqtt_dropped = 0
-        self._tell = tell
-        self._lock = threading.Lock()
+        # time.monotonic() of the last answer, or of a look at a source that had nothing new to show.
+        self.last_sign: float | None = None
+        self.unsure_waiting = self.unsure_dropped = 0
+        self.tell = tell
         self._problems: dict[str, str] = {}
 
-    def runs(self, version: int) -> None:
-        """This version is in use, whether or not frames come."""
-        if version != self.version:
-            self.version, self.since = version, time.time()
-
-    def answered(self, version: int, unknown: bool, milliseconds: float) -> None:
+    def answered(self, version: int, unknown: bool) -> None:
         """A frame was answered."""
-        self.runs(version)
+        self.version = version
         self.frames += 1
         self.unknown += unknown
-        self.latency_ms = milliseconds
-        self.last_answer = time.monotonic()
+        self.last_sign = time.monotonic()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.last_sign is not None and time.monotonic() - self.last_sign <= MOST_SILENT_SECONDS
 
     def trouble(self, part: str, problem: str | None, mended: str = "") -> None:
         """What is wrong with a part, or None when nothing is (any more)."""
-        with self._lock:
-            before = self._problems.get(part)
-            if problem == before:
-                return
-            if problem is None:
-                del self._problems[part]
-            else:
-                self._problems[part] = problem
+        before = self._problems.pop(part, None)
         if problem is not None:
-            self._tell(problem)
-        elif mended:
-            self._tell(mended)
-
-    def note(self, part: str, problem: str | None) -> None:
-        """As `trouble`, for what has been told already."""
-        with self._lock:
-            self._problems.pop(part, None)
-            if problem is not None:
-                self._problems[part] = problem
+            self._problems[part] = problem
+        if problem != before and (text := problem or mended):
+            self.tell(text)
 
     def has(self, part: str) -> bool:
-        with self._lock:
-            return part in self._problems
+        return part in self._problems
 
     @property
     def problem(self) -> str | None:
         """All that is wrong, in a line."""
-        with self._lock:
-            return "; ".join(self._problems.values())[:500] or None
+        return "; ".join(list(self._problems.values()))[:500] or None
 
-    def seconds_since_answer(self) -> float | None:
-        return None if self.last_answer is None else time.monotonic() - self.last_answer
+    def facts(self) -> dict[str, Any]:
+        """What others are told of this device."""
+        names = ("device", "version", "frames", "unknown", "unsure_waiting", "unsure_dropped", "problem")
+        return {name: getattr(self, name) for name in names}
+
+
+class Reporter:
+    """A report every so many seconds; a plain file server takes none, and is then not asked again."""
+
+    def __init__(self, url: str, token: str | None, health: Health, every: float) -> None:
+        self._server = Server(url, token)
+        self._health = health
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The last report says that this is the end; a server that hangs holds it up for a moment only."""
+        self._stop.set()
+        self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while self._report() and not self._stop.wait(self._every):
+            pass
+        if self._stop.is_set():
+            self._report()
+
+    def _report(self) -> bool:
+        """Send one; False if the server takes none."""
+        health, facts = self._health, self._health.facts()
+        if self._stop.is_set():
+            facts["problem"] = "; ".join(filter(None, (facts["problem"], "has ended")))
+        place, kind = f"devices/{health.device}/report", {"Content-Type": "application/json"}
+        try:
+            status = self._server.post(place, json.dumps(facts).encode(), kind)
+        except Unavailable:
+            return True  # that models cannot be had from there is told by who asks for them
+        if status in (404, 405, 501):
+            return False
+        refusal = f"the trainer refuses this device's reports ({status})"
+        health.trouble("reports", None if status < 300 else refusal)
+        return True

@@ -1,32 +1,49 @@
 """A published model on a device: loaded only if it is whole, then asked for what it sees.
 
-A model is refused with `BadModel` unless its bytes are those of its manifest, its inputs, outputs and metadata fit
-together, and it answers test images with probabilities.
+A model is refused with `BadModel` unless its bytes are those of its manifest, its outputs are as the manifest says, and
+it answers test images with probabilities.
 
     classifier = Classifier.load("workspace/exports")
     for result in classifier.predict([frame]):      # uint8 RGB [H, W, 3], any size
         print(result.top[0].name, result.top[0].confidence, result.unknown)
 """
 
-from collections.abc import Sequence
+import base64
+import contextlib
+import ctypes
+import functools
+import io
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from edge_hpcr.common.errors import one_of
-from edge_hpcr.common.files import reason_of
 from edge_hpcr.stream.resize import prepare
+from export.device import BadModel
 from export.device import manifest as files
-from export.device.errors import BadModel as BadModel
 from export.device.manifest import Manifest
-from export.device.model_info import check_agreement, check_shapes, read_metadata
-from export.device.providers import RUNTIME_ERRORS, Session, one_line, open_session
-from export.device.run_limit import RUNS
+from export.device.source import LocalModels
 
-LONGEST_CHECK_SECONDS = 30.0  # of each run before it is in use; the first one prepares a GPU
-LONGEST_RUN_SECONDS = 10.0  # of a batch of frames; the slowest device takes a tenth of that
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# It runs what does not depend on the image, without a time limit, and cannot be stopped. The first answer does the same
+# within a limit. Our own models gain nothing by it (32x32: 0.99 to 1.03 of the time).
+_NOT_AT_LOADING = ["ConstantFolding"]
+_SILENT = 4  # only what ends the process; everything else reaches us as an exception
+
+# ONNX Runtime's own errors have no common base class.
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    *(value for value in vars(_state).values() if isinstance(value, type) and issubclass(value, Exception)),
+    RuntimeError,
+    ValueError,
+    MemoryError,
+)
+LONGEST_CHECK_SECONDS = 30.0  # of a run before it is in use; the first one prepares a GPU
 MOST_WRONG_SUM = 0.05  # of probabilities; a variant in 8 bits does not add up to exactly 1
 _TINY = 1e-12
 
@@ -46,26 +63,51 @@ class Result:
 
     top: list[Label]  # the best first
     unknown: bool  # no class is near
-    similarity: float  # cosine to the nearest class
+    similarity: float  # to the nearest class; larger is nearer
+
+    @property
+    def answer(self) -> Label | None:
+        return None if self.unknown else self.top[0]
+
+    def line(
+        self, number: int, at: float, origin: str, device: str, version: int, seconds: float
+    ) -> dict[str, Any]:
+        """The JSON line of a frame, which line.schema.json describes."""
+        top = [
+            {"id": each.id, "name": each.name, "confidence": round(each.confidence, 6)} for each in self.top
+        ]
+        return {
+            "frame": number,
+            "at": round(at, 3),
+            "origin": origin,
+            "device": device,
+            "top": top,
+            "unknown": self.unknown,
+            "similarity": round(self.similarity, 6),
+            "answer": self.answer and {"id": self.answer.id, "name": self.answer.name},
+            "version": version,
+            "latency_ms": round(1000 * seconds, 3),
+        }
 
 
 class Classifier:
     """A model that passed every check, ready to answer. Safe to ask from several threads."""
 
-    def __init__(self, session: Session, where: str, manifest: Manifest | None, variant: str) -> None:
-        self._session = session.run
-        self._where = where
+    def __init__(self, session: "Session", where: str, manifest: Manifest) -> None:
+        self._session, self._where = session, where
         self.provider = session.provider
         self.provider_note = session.note  # why there is no GPU, when one was hoped for
-        self.variant = variant
+        self.variant = "fp32"
         self.variant_note: str | None = None  # why it is not the variant that was asked for
-        self.info, self._proxies = read_metadata(session.metadata, where)
-        if manifest is not None:
-            check_agreement(self.info, manifest, where)
-        self._widths = {"scores": [len(self.info.classes)], "feature": [self.info.feature_size]}
-        if self._proxies is None:
-            self._widths["similarity"] = []
-        check_shapes(session, self._widths, self.info, where)
+        self.info = manifest
+        self._proxies = None
+        if "similarity" not in session.outputs:
+            self._proxies = _proxies_of(session.metadata, manifest, where)
+        self._widths = {
+            "scores": [len(manifest.classes)],
+            "feature": [manifest.feature_size],
+            "similarity": [],
+        }
         for count in (1, 2):
             self._check_run(count)
 
@@ -76,72 +118,25 @@ class Classifier:
         providers: str = "auto",
         threads: int = 0,
         variant: str = "fp32",
-        require_gpu: bool = False,
+        manifest: Manifest | None = None,
     ) -> "Classifier":
-        """The model of an exports folder (its latest), of a version folder, or in a file.
+        """The model of an exports folder (its latest), or of a version's folder (whose manifest may be at hand).
 
-        `providers`: auto (CUDA if it works, else the CPU), cpu, or tensorrt (TensorRT, else as auto).
+        `providers`: auto (CUDA if it works, else the CPU), or cpu.
         """
-        path, how = Path(path), (providers, threads, variant, require_gpu)
-        try:
-            if not path.is_dir():
-                return cls._load_file(path, *how)
-            # A link that the user names is the user's business; links inside are refused.
-            folder = path.resolve()
-            if (folder / files.MANIFEST).exists():
-                return cls.load_version(folder, files.read_manifest(folder), *how)
-        except OSError as error:
-            raise BadModel(f"{path}: cannot be read: {reason_of(error)}") from None
-        return cls._load_latest(folder, *how)
-
-    @classmethod
-    def _load_latest(cls, exports: Path, *how: Any) -> "Classifier":
-        while True:
-            latest = files.read_latest(exports)
-            folder = exports / latest.folder
-            try:
-                return cls.load_version(folder, files.read_manifest(folder, latest), *how)
-            except BadModel:
-                # A newer version may be current by now, and this one removed.
-                if files.read_latest(exports) == latest:
-                    raise
-
-    @classmethod
-    def load_version(
-        cls,
-        folder: Path,
-        manifest: Manifest,
-        providers: str = "auto",
-        threads: int = 0,
-        variant: str = "fp32",
-        require_gpu: bool = False,
-    ) -> "Classifier":
-        """The model that a manifest describes; the plain one if the version does not have the variant."""
-        one_of("variant", variant, files.VARIANTS)
+        folder = Path(path)
+        if manifest is None:
+            offer = LocalModels(folder).newest()
+            folder, manifest = offer.path, offer.manifest
         file = manifest.file_of(variant)
-        where = str(folder / file.file)
-        data = files.read_model_file(folder, file)
-        session = open_session(data, where, providers, threads, require_gpu)
-        kept = variant == "fp32" or variant in manifest.variants
-        classifier = cls(session, where, manifest, variant if kept else "fp32")
-        if not kept:
+        data, where = files.read_model_file(folder, file), str(folder / file.file)
+        classifier = cls(Session(data, where, providers, threads), where, manifest)
+        if variant in manifest.variants:
+            classifier.variant = variant
+        elif variant != "fp32":
             reason = manifest.missing_variants.get(variant, "it was not made")
             classifier.variant_note = f"version {manifest.version} has no {variant} variant: {reason}"
         return classifier
-
-    @classmethod
-    def _load_file(
-        cls, path: Path, providers: str, threads: int, variant: str, require_gpu: bool
-    ) -> "Classifier":
-        one_of("variant", variant, files.VARIANTS)
-        if (path.parent / files.MANIFEST).is_file():
-            folder = path.parent.resolve()
-            manifest = files.read_manifest(folder)
-            for name in files.VARIANTS:
-                if path.name == manifest.file_of(name).file:
-                    return cls.load_version(folder, manifest, providers, threads, name, require_gpu)
-        data = files.read_plain_file(path, files.LARGEST_MODEL, follow=True)
-        return cls(open_session(data, str(path), providers, threads, require_gpu), str(path), None, "fp32")
 
     def predict(self, frames: Sequence[np.ndarray], top: int = 3) -> list[Result]:
         """The `top` best classes of each frame (uint8 RGB of any size), and whether it is none of them."""
@@ -149,12 +144,12 @@ class Classifier:
 
     def prepare(self, frames: Sequence[np.ndarray]) -> np.ndarray:
         """The frames as this model's input."""
-        size = (self.info.height, self.info.width)
+        size = (self.info.image.height, self.info.image.width)
         return np.stack([prepare(frame, size) for frame in frames])
 
     def predict_prepared(self, images: np.ndarray, top: int = 3) -> list[Result]:
-        outputs = self._run(images, LONGEST_RUN_SECONDS)
-        scores, similarities = outputs["scores"], self._similarities(outputs)
+        outputs = self._run(images)
+        scores, similarities = outputs["scores"], outputs["similarity"]
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         classes, threshold = self.info.classes, self.info.unknown_below
         return [
@@ -166,31 +161,21 @@ class Classifier:
             for row, places, similarity in zip(scores, best, similarities, strict=True)
         ]
 
-    def _similarities(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
-        """The cosine to the nearest class; models of format 1 leave it to the device."""
-        if self._proxies is None:
-            return outputs["similarity"]
-        features = outputs["feature"]
-        lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), _TINY)
-        return (features / lengths @ self._proxies.T).max(axis=1)
-
-    def _run(self, images: np.ndarray, seconds: float) -> dict[str, np.ndarray]:
-        with RUNS.of(seconds) as options:
-            try:
-                found = self._session.run(list(self._widths), {"image": images}, options)
-            except RUNTIME_ERRORS as error:
-                why = "it was ended, or took too long" if options.terminate else one_line(error)
-                raise BadModel(f"{self._where}: it does not run: {why}") from None
-        outputs = dict(zip(self._widths, found, strict=True))
+    def _run(self, images: np.ndarray, seconds: float | None = None) -> dict[str, np.ndarray]:
+        names = [*self._widths] if self._proxies is None else ["scores", "feature"]
+        outputs = dict(zip(names, self._session.run(names, {"image": images}, seconds), strict=True))
+        if self._proxies is not None:
+            features = outputs["feature"]
+            lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), _TINY)
+            outputs["similarity"] = (features / lengths @ self._proxies.T).max(axis=1)
         for name, output in outputs.items():
             if not np.isfinite(output).all():
                 raise BadModel(f"{self._where}: {name} of an image is not a number")
         return outputs
 
     def _check_run(self, count: int) -> None:
-        """Refuse a model that does not answer so many images with probabilities; its warm-up, too."""
-        info = self.info
-        shape = (count, info.height, info.width, 3)
+        """Refuse a model that does not answer so many images as the contract says; its warm-up, too."""
+        shape = (count, self.info.image.height, self.info.image.width, 3)
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         outputs = self._run(images, LONGEST_CHECK_SECONDS)
         for name, output in outputs.items():
@@ -203,3 +188,107 @@ class Classifier:
         scores = outputs["scores"]
         if (scores < -1e-6).any() or (np.abs(scores.sum(axis=1) - 1) > MOST_WRONG_SUM).any():
             raise BadModel(f"{self._where}: the scores of a test image are no probabilities")
+
+
+def _proxies_of(metadata: Mapping[str, str], manifest: Manifest, where: str) -> np.ndarray:
+    """The normalised proxies float32 [C, D] in a model of version 0.1, which leaves the similarity to the device."""
+    try:
+        numbers = np.frombuffer(base64.b64decode(metadata["proxies"], validate=True), "<f2").astype(
+            np.float32
+        )
+        return numbers.reshape(len(manifest.classes), manifest.feature_size)
+    except (KeyError, ValueError):
+        raise BadModel(f"{where}: it has neither an output similarity nor a proxy per class") from None
+
+
+# ONNX Runtime ---------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """A model in ONNX Runtime, on the best hardware that works; `threads` 0 leaves their number to ONNX Runtime."""
+
+    def __init__(self, data: bytes, where: str, providers: str = "auto", threads: int = 0) -> None:
+        self._where = where
+        wanted, note = _wanted(providers)
+        session = None
+        while session is None:
+            try:
+                # Without its own fallback, which prints to stdout.
+                session = onnxruntime.InferenceSession(
+                    data, _options(threads), wanted, disabled_optimizers=_NOT_AT_LOADING, enable_fallback=0
+                )
+            except RUNTIME_ERRORS as error:
+                if wanted == [CPU]:
+                    raise BadModel(f"{where}: ONNX Runtime cannot load it: {one_line(error)}") from None
+                note, wanted = f"{wanted[0]} did not start ({one_line(error)})", [CPU]
+        self._session = session
+        self.provider: str = session.get_providers()[0]  # what really runs it
+        if self.provider != wanted[0]:
+            note = f"{wanted[0]} did not start (do driver, CUDA and cuDNN fit this ONNX Runtime?)"
+        self.note = note  # why no GPU runs it, when one was hoped for
+        try:
+            self.metadata = dict(session.get_modelmeta().custom_metadata_map)
+            self.inputs = [each.name for each in session.get_inputs()]
+            self.outputs = [each.name for each in session.get_outputs()]
+        except UnicodeDecodeError:
+            raise BadModel(f"{where}: its names or its metadata are not valid UTF-8") from None
+
+    def run(
+        self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray], seconds: float | None = None
+    ) -> list[np.ndarray]:
+        """The outputs of these names; `BadModel` if it fails, or takes longer than `seconds`."""
+        options = onnxruntime.RunOptions()
+        # ONNX Runtime looks at it between two operators.
+        limit = threading.Timer(seconds, lambda: setattr(options, "terminate", True)) if seconds else None
+        if limit is not None:
+            limit.daemon = True
+            limit.start()
+        try:
+            found: list[np.ndarray] = self._session.run(list(outputs), dict(inputs), options)
+        except RUNTIME_ERRORS as error:
+            why = "it took too long" if options.terminate else one_line(error)
+            raise BadModel(f"{self._where}: it does not run: {why}") from None
+        finally:
+            if limit is not None:
+                limit.cancel()
+        return found
+
+
+def _options(threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT
+    options.intra_op_num_threads = threads
+    # ONNX Runtime's threads wait for work by spinning. Two models do during a swap: they take each other's cores, and a
+    # frame then waits for the one that spins. On a camera's device most of that time is wasted anyway.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # A device holds two models for a moment: an arena would keep what the larger one took.
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # No weights from other files, which no hash guards: they would have to lie in a folder that cannot be one.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    return options
+
+
+@functools.cache
+def _wanted(providers: str) -> tuple[list[str], str | None]:
+    """The providers to try in order, and why CUDA is not among them."""
+    onnxruntime.set_default_logger_severity(_SILENT)
+    if providers == "cpu":
+        return [CPU], None
+    if CUDA not in onnxruntime.get_available_providers():
+        note = "this ONNX Runtime is built for the CPU only (export/requirements.txt says how to change it)"
+        return [CPU], note
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return [CPU], f"no NVIDIA driver ({one_line(error)})"
+    # The CUDA that pip installed. It prints what is missing to stdout, which carries results only; this comes before
+    # the first of them, and only once.
+    with contextlib.redirect_stdout(io.StringIO()):
+        onnxruntime.preload_dlls()
+    return [CUDA, CPU], None
+
+
+def one_line(error: Any) -> str:
+    return " ".join(str(error).split())[:300]

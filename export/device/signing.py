@@ -1,4 +1,4 @@
-"""Signed models: what a device that was given a public key (Ed25519) takes, and what it refuses.
+"""Signed models (Ed25519): keys, what a trainer signs, and what a device that was given the public key takes.
 
 Two signatures. That of latest.json says which version is current: it covers version, folder, the manifest's SHA-256, a
 serial number that grows with every change, and whether the version may be older than what a device has run. That of a
@@ -6,23 +6,25 @@ manifest is kept beside it, for whoever starts from a version's folder or from a
 remembers the serial number and the version that it took last.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import read_regular, reason_of, sha256, write_atomically
-from export.device.errors import BadModel, Unavailable
+from edge_hpcr.common.files import flush_to_disk, read_regular, reason_of, sha256, write_atomically
+from export.device import BadModel, Unavailable
 from export.device.manifest import (
     LARGEST_MANIFEST,
     MANIFEST,
     Latest,
-    is_whole,
+    Signature,
+    Whole,
     parse_json,
+    read,
     read_plain_file,
 )
 
@@ -41,40 +43,106 @@ def latest_message(latest: Latest, serial: int, allows_older: bool) -> bytes:
     return _LATEST_HEAD + json.dumps(facts, separators=(",", ":")).encode()
 
 
+def make_keys(private: Path, public: Path) -> None:
+    """Write a new pair of keys; the private one for its owner only."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    key = Ed25519PrivateKey.generate()
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    shared = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    for path, data, mode in ((private, secret, 0o600), (public, shared, 0o644)):
+        try:
+            # Exclusively: who loses a private key cannot publish for its devices any more.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
+            flush_to_disk(path)
+        except FileExistsError:
+            raise UserError(
+                f"{path} is there already, and keys are not overwritten: name another file"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write the key {path}: {reason_of(error)}") from None
+
+
+class PrivateKey:
+    """Signs what a trainer publishes. It belongs nowhere else, and not into the exports folder, which is given out."""
+
+    def __init__(self, path: Path) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        def refuse(reason: str) -> UserError:
+            return UserError(f"the private key {path} cannot be used: {reason}")
+
+        try:
+            key = load_pem_private_key(read_regular(path, LARGEST_KEY, refuse), None)
+        except (ValueError, TypeError):  # the latter: it is encrypted
+            raise refuse("it is no key that `python -m export keygen` made") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise refuse("it is not of the kind Ed25519, which `python -m export keygen` makes")
+        self._key = key
+
+    def _sign(self, message: bytes) -> str:
+        return base64.b64encode(self._key.sign(message)).decode()
+
+    def sign_folder(self, folder: Path) -> None:
+        """Put the signature beside the manifest of a version."""
+        write_atomically(
+            folder / SIGNATURE, self._sign(manifest_message((folder / MANIFEST).read_bytes())) + "\n"
+        )
+
+    def signature_of(self, latest: Latest, manifest: bytes, serial: int, allows_older: bool) -> Signature:
+        return Signature(
+            serial,
+            allows_older,
+            self._sign(manifest_message(manifest)),
+            self._sign(latest_message(latest, serial, allows_older)),
+        )
+
+
 class PublicKey:
     """Tells whether the owner of the private key has signed something."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            from cryptography.exceptions import InvalidSignature
-            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-            from cryptography.hazmat.primitives.serialization import load_pem_public_key
-        except ModuleNotFoundError:
-            raise UserError("--public-key needs the package cryptography: pip install cryptography") from None
+        # Here, because most devices have no key, and it takes a while on a small one.
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
         def refuse(reason: str) -> UserError:
             return UserError(f"the public key {path} cannot be used: {reason}")
 
         data = read_regular(path, LARGEST_KEY, refuse)
-        if b"PRIVATE" in data:
-            raise refuse(
-                "it is a private key, which belongs on no device; `export keygen` made a public one too"
-            )
-        try:
+        key = None
+        with suppress(ValueError):
             key = load_pem_public_key(data)
-        except ValueError:
-            raise refuse("it is no key that `python -m export keygen` made") from None
         if not isinstance(key, Ed25519PublicKey):
-            raise refuse("it is not of the kind Ed25519, which `python -m export keygen` makes")
+            raise refuse(
+                "it is no public key that `python -m export keygen` made (a private one belongs on no device)"
+            )
         self._key, self._invalid = key, InvalidSignature
         self.fingerprint = sha256(key.public_bytes_raw())[:16]
 
-    def has_signed(self, message: bytes, signature: str) -> bool:
+    def check(self, message: bytes, signature: str, where: str) -> None:
+        """`BadModel` unless the owner of the key has signed the message."""
         try:
             self._key.verify(base64.b64decode(signature, validate=True), message)
         except (self._invalid, binascii.Error, ValueError):
-            return False
-        return True
+            raise BadModel(f"{where}: its signature is not that of the owner of --public-key") from None
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What a device took last."""
+
+    serial: Whole
+    version: Whole
 
 
 class Trust:
@@ -85,19 +153,26 @@ class Trust:
         # Of the models' address too: two workspaces may be signed with one key and count their versions apart.
         name = sha256(f"{key.fingerprint} {models}".encode())[:16]
         self._path = cache / f"signed-{name}.json"
-        self.serial, self.version = self._read()
+        self.serial = self.version = 0  # taken last
+        if self._path.exists():
+            try:
+                taken = read(_Taken, parse_json(read_plain_file(self._path, LARGEST_KEY), ""), "")
+                self.serial, self.version = taken.serial, taken.version
+            except BadModel:
+                # No reason to forget it silently.
+                raise UserError(
+                    f"{self._path} is damaged, which says what this device ran last: remove it to accept any signed version"
+                ) from None
 
     def check_latest(self, latest: Latest, where: str) -> None:
         """`BadModel` unless the owner of the key has made this version current, and nothing else since."""
         signed = latest.signature
         if signed is None:
             raise BadModel(f"{where}: it is not signed, and --public-key asks for a signature")
-        message = latest_message(latest, signed.serial, signed.allows_older)
-        if not self._key.has_signed(message, signed.latest):
-            raise BadModel(f"{where}: its signature is not that of the owner of --public-key")
+        self._key.check(latest_message(latest, signed.serial, signed.allows_older), signed.latest, where)
         if signed.serial < self.serial:
             raise BadModel(
-                f"{where}: an old one (number {signed.serial}; number {self.serial} was seen): somebody repeats what was signed before"
+                f"{where}: an old one (number {signed.serial}; number {self.serial} was seen): this repeats what was signed before"
             )
         if latest.version < self.version and not signed.allows_older:
             raise BadModel(
@@ -110,16 +185,13 @@ class Trust:
             raise BadModel(f"{folder}: it is not signed, and --public-key asks for a signature")
         manifest = read_plain_file(folder / MANIFEST, LARGEST_MANIFEST)
         signature = read_plain_file(folder / SIGNATURE, LARGEST_KEY).decode("ascii", "replace").strip()
-        if not self._key.has_signed(manifest_message(manifest), signature):
-            raise BadModel(f"{folder}: its signature is not that of the owner of --public-key")
+        self._key.check(manifest_message(manifest), signature, str(folder))
         if version < self.version:
             raise BadModel(f"{folder}: version {version} is older than {self.version}, which ran here")
 
     def took(self, version: int, latest: Latest | None) -> None:
         """Remember what is in use now; `Unavailable` if that cannot be written."""
-        serial = (
-            latest.signature.serial if latest is not None and latest.signature is not None else self.serial
-        )
+        serial = latest.signature.serial if latest is not None and latest.signature else self.serial
         if (serial, version) == (self.serial, self.version):
             return
         self.serial, self.version = serial, version
@@ -130,18 +202,3 @@ class Trust:
             raise Unavailable(
                 f"cannot keep in {self._path} which version runs: {reason_of(error)} (--cache names another folder)"
             ) from None
-
-    def _read(self) -> tuple[int, int]:
-        """What was taken last; a file that is there and says nothing is no reason to forget it silently."""
-        if not self._path.exists():
-            return 0, 0
-        try:
-            facts: Any = parse_json(read_plain_file(self._path, LARGEST_KEY), str(self._path))
-            serial, version = facts["serial"], facts["version"]
-            if is_whole(serial, 0, 2**53) and is_whole(version, 0, 2**53):
-                return serial, version
-        except (BadModel, KeyError, TypeError):
-            pass
-        raise UserError(
-            f"{self._path} is damaged, which says what this device ran last: remove it to accept any signed version"
-        )

@@ -15,12 +15,12 @@ import edge_hpcr
 import export
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.live.status import accuracy_text
-from export.device.errors import BadModel
+from export.device import BadModel
 from export.device.manifest import MANIFEST, Manifest, read_manifest, read_model_file
-from export.publish.companions import CARD, GOLDEN, LABELS
+from export.publish.model_card import CARD, LABELS, MEASURED
 from export.publish.serve import DEFAULT_PORT
-from export.publish.versions import folder_name
+from export.publish.snapshot import NO_UNKNOWN
+from export.publish.versions import folder_name, held_out
 
 MODEL = "model"  # the version's folder in the zip
 # Of each package the files and folders that a device has.
@@ -60,53 +60,33 @@ def _runtime() -> Iterator[tuple[Path, str]]:
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.is_file() and "__pycache__" not in path.parts:
                     yield path, f"{package.name}/{path.relative_to(package).as_posix()}"
-    place = Path(export.__file__).parent
-    yield place / "requirements.txt", "requirements.txt"
-    yield place / "samples" / "classify.py", "classify.py"
+    yield Path(export.__file__).parent / "requirements.txt", "requirements.txt"
 
 
 def readme(manifest: Manifest) -> str:
     """What to type on the device, for this model."""
-    names = ", ".join(each.name for each in manifest.classes[:20])
-    more = f" and {len(manifest.classes) - 20} more" if len(manifest.classes) > 20 else ""
-    accuracy = manifest.facts.get("accuracy") or {}
-    measured = accuracy_text(accuracy.get("held_out"), accuracy.get("samples", 0))
-    variants = "".join(f"\nIn {name}: add `--variant {shlex.quote(name)}`.\n" for name in manifest.variants)
-    golden = (
-        f"""
-Does it answer as the trainer did? This compares its answer to the golden sample, and ends with 1 if it does not:
-
-    .venv/bin/python classify.py {MODEL} {MODEL}/golden.png
-"""
-        if "golden" in manifest.beside
-        else ""
-    )
+    unknown = f"Note that {NO_UNKNOWN}.\n" if manifest.unknown_below is None else ""
+    variants = "".join(f"In {name}: add `--variant {shlex.quote(name)}`.\n" for name in manifest.variants)
     return f"""# Model {manifest.version} for a device
 
-Version {manifest.version} of {manifest.created}, {len(manifest.classes)} classes: {names}{more}.
-Held-out accuracy: {measured}. Made with Edge HPCR {__version__}.
-
+Version {manifest.version} of {manifest.created}, {len(manifest.classes):,} classes.
+Accuracy: {held_out(manifest.facts)}. {MEASURED} Made with Edge HPCR {__version__}.
+{unknown}
 In this folder, on the device, with Python 3.11 or newer (no PyTorch is needed):
 
     python3 -m venv .venv
     .venv/bin/pip install -r requirements.txt
-{golden}
-Classify what a camera shows, a JSON line a frame; 0 is the first camera, and a folder of pictures or a video does as well:
+
+Classify what a camera shows, a JSON line per frame; 0 is the first camera, and a folder of pictures or a video does as well:
 
     .venv/bin/python -m export.runtime --models {MODEL} --source 0
 
-The golden pictures as a source: `--source {MODEL}`.
 {variants}
-Follow new versions from the machine that trains, instead of staying with this one (it runs `python -m export serve`):
+Follow new versions from the machine that trains, instead of staying with this one (it runs `python -m export serve`, with the
+same token.txt):
 
     .venv/bin/python -m export.runtime --models http://THE-TRAINER:{DEFAULT_PORT} --token token.txt --source 0
 
-| what | where |
-|---|---|
-| the model, and its facts with checksums | `{MODEL}/{manifest.model.file}`, `{MODEL}/{MANIFEST}` |
-| names of the classes, in the order of the scores | `{MODEL}/{LABELS}` |
-| what it is, how well it does, how to use it without this runtime | `{MODEL}/{CARD}` |
-| a picture with the answers to it | `{MODEL}/{GOLDEN}` |
-| the runtime, and what it needs | `export/`, `edge_hpcr/`, `requirements.txt` |
-| the same without the runtime, a page of Python | `classify.py` |
+`{MODEL}/{CARD}` says what the model knows, how well it does, and how to use it without this runtime; `{MODEL}/{LABELS}` has
+the names of the classes in the order of the scores.
 """

@@ -1,4 +1,4 @@
-"""Publish a snapshot as the next version of an exports folder, or say why not.
+"""Publish a snapshot as the next version of an exports folder, or say why not: by hand, or by itself while learning.
 
 A version is refused when its model does not answer as the network does, when a device would refuse it, or when it
 recognises fewer held-out samples than the current version. The graph of the first one is kept beside the
@@ -8,31 +8,33 @@ versions, so that later ones need no tracing.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import flush_to_disk, write_through
+from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.stream.resize import RESIZE_STEPS
-from export.device.errors import BadModel
+from edge_hpcr.workspace.settings import Settings
+from export.device import BadModel
 from export.device.manifest import LATEST, MANIFEST, Manifest, read_manifest, read_model_file
 from export.device.model import Classifier
-from export.publish.companions import write_companions
-from export.publish.policy import FEWEST_SAMPLES, Policy, Refused, falls_by_more
-from export.publish.quantise import MAKERS, none
-from export.publish.republish import load_template, republish, save_template
-from export.publish.running import TwoParts, read_model
-from export.publish.snapshot import Snapshot
-from export.publish.staging import end_staging, staged
-from export.publish.to_onnx import OUTPUTS, Exported, ParityFailed, described, export_full, file_facts
+from export.publish.graph import FEWEST_SAMPLES, TwoParts, falls_by_more, read_model
+from export.publish.model_card import write_beside
+from export.publish.quantise import make_int8, none
+from export.publish.snapshot import NO_UNKNOWN, Snapshot, snapshot_of
+from export.publish.to_onnx import OUTPUTS, Exported, described, export, file_facts
 from export.publish.versions import (
+    Refused,
     changing,
     folder_name,
-    latest_or_none,
+    latest_version,
     next_version,
     note,
     point_at,
@@ -40,11 +42,14 @@ from export.publish.versions import (
     read_current,
     rolled_back,
     signing_key,
-    try_on,
+    summary,
     versions,
 )
 
+LOG = logging.getLogger(__name__)
 MODEL, TEMPLATE = "model.onnx", "template"
+LOOK_SECONDS = 0.5  # how often the learner's step is looked at
+REPLAY_SECONDS = 60.0  # between two versions, at least, while the learner only replays what it knows
 
 
 @dataclass(frozen=True)
@@ -53,97 +58,81 @@ class Published:
     folder: Path
     traced: bool  # a full export; otherwise new weights in the known graph
     seconds: float
-    notes: tuple[str, ...]  # what could not be checked, for people
+    notes: list[str]  # what it lacks, and what could not be checked, for people
+
+    @property
+    def text(self) -> str:
+        """What was published, for people."""
+        manifest, how = self.manifest, "traced" if self.traced else "new weights in the known graph"
+        missing = [f"no {name} variant: {reason}" for name, reason in manifest.missing_variants.items()]
+        what = f"published version {manifest.version} ({how}, {self.seconds:.1f} s): {summary(manifest)}"
+        return "; ".join([what, *missing, *self.notes])
 
 
 def publish(
     exports: Path,
     snapshot: Snapshot,
-    policy: Policy | None = None,
-    variants: Sequence[str] = ("int8",),
+    settings: Settings | None = None,
     by_hand: bool = True,
-    devices: Sequence[str] = (),
+    force: bool = False,
 ) -> Published:
     """Publish the snapshot as the next version and make it current; raises `Refused` if it fails a check.
 
-    With `by_hand=False` a rollback is left alone: a person preferred the older version. So is a trial on some devices.
-    With `devices` the version is for these only, and the current one stays.
+    With `by_hand=False` a rollback is left alone: a person preferred the older version. With `force` a model that is worse
+    than the current one is published too; never one that differs from the network.
     """
-    policy = policy or Policy()
-    for name in variants:
-        one_of("variant", name, MAKERS)
+    settings = settings or Settings()
     if not snapshot.classes:
         raise UserError("nothing to publish: no class has been learned yet; label some images first")
-    if devices and not (exports / LATEST).exists():
-        raise UserError(
-            "no version is published yet: publish one for all devices before one for some of them"
-        )
     begun = time.monotonic()
     with changing(exports):
-        if not by_hand:
-            if reason := why_waiting(exports):
-                raise Refused(reason)
-            _check_not_older(exports, snapshot)
+        if not by_hand and (reason := why_waiting(exports)):
+            raise Refused(reason)
+        signing_key(exports)  # one that is missing is told before anything is made
         version = next_version(exports)
         folder = exports / folder_name(version)
         writing = exports / f".{folder.name}.writing"
         writing.mkdir()
         try:
-            exported, traced = _export(exports, snapshot, writing / MODEL, version, policy.tolerance)
-            notes = _check_accuracy(exports, snapshot, exported, policy)
-            kept = exports / TEMPLATE
-            made = {name: MAKERS[name](writing / MODEL, exported, snapshot, kept) for name in variants}
+            try:
+                exported = export(snapshot, writing / MODEL, version, exports / TEMPLATE)
+            except BadModel as error:
+                raise Refused(f"step {snapshot.step}: {error}") from None
+            uncompared = None if force else _compare(exports, snapshot, exported, settings.publish_most_drop)
+            made = {}
+            if settings.publish_int8:
+                made["int8"] = make_int8(writing / MODEL, exported, snapshot)
             facts = {
                 **described(snapshot, exported, version),
                 "resize_steps": RESIZE_STEPS,
                 "outputs": list(OUTPUTS),
                 **file_facts(writing / MODEL),
-                "parity": asdict(exported.parity),
+                "parity": exported.parity,
                 "variants": made,
             }
             _write_manifest(writing, facts)
-            classifier, refused = _check_as_a_device(writing)
-            made.update(refused)
-            facts["beside"] = write_companions(writing, classifier, snapshot, facts)
+            classifier = _check_as_a_device(writing, made)
+            facts["beside"] = write_beside(writing, classifier, snapshot, facts)
             _write_manifest(writing, facts)
-            if (key := signing_key(exports)) is not None:
-                key.sign_folder(writing)
             flush_to_disk(writing)
-            note(exports, last_version=version)  # used up from now on, even if the rename fails
+            note(exports, last_version=version)  # never given again, even if the rename fails
             writing.rename(folder)
             flush_to_disk(exports)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
-        if devices:
-            try_on(exports, folder, devices)
-        else:
-            end_staging(exports)
-            point_at(exports, folder)
-            note(exports, rolled_back_from=None)
-        prune(exports, policy.keep)
-    return Published(read_manifest(folder), folder, traced, time.monotonic() - begun, tuple(notes))
+        point_at(exports, version)
+        prune(exports, settings.publish_keep)
+    notes = [*([uncompared] if uncompared else []), *snapshot.notes]
+    return Published(read_manifest(folder), folder, exported.traced, time.monotonic() - begun, notes)
 
 
 def why_waiting(exports: Path) -> str | None:
     """Why nothing may be published by itself: a person has decided which version devices have."""
-    if (tried := staged(exports)) is not None:
-        on = f"{len(tried.devices)} device{'s' if len(tried.devices) > 1 else ''}"
-        return (
-            f"version {tried.version} is on trial on {on}: release it, roll back, or publish by hand to go on"
-        )
-    if (source := rolled_back(exports)) is not None:
-        return f"rolled back from version {source}: roll forward or publish by hand to go on"
-    return None
-
-
-def _check_not_older(exports: Path, snapshot: Snapshot) -> None:
-    """Refuse to go back in steps: of two automatic publishers, the one behind would keep undoing the other."""
-    for newest in versions(exports)[-1:]:
-        if snapshot.step < newest.step:
-            raise Refused(
-                f"version {newest.version} is of a later step, {newest.step:,}: publish by hand to go back"
-            )
+    source = rolled_back(exports)
+    if source is None:
+        return None
+    return f"rolled back from version {source}: roll forward or publish by hand to go on"
 
 
 def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
@@ -151,8 +140,7 @@ def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
 
     Other versions do not matter: one may be whole and yet never have been current, after a power cut.
     """
-    tried = staged(exports)
-    known = (latest_or_none(exports), rolled_back(exports), tried.version if tried else None)
+    known = (latest_version(exports), rolled_back(exports))
     wanted = (snapshot.step, snapshot.classes, snapshot.unknown_below, snapshot.region, snapshot.temperature)
     for manifest in versions(exports):
         facts = (manifest.step, manifest.classes, manifest.unknown_below, manifest.region)
@@ -161,72 +149,165 @@ def unchanged(exports: Path, snapshot: Snapshot) -> int | None:
     return None
 
 
-def _export(
-    exports: Path, snapshot: Snapshot, path: Path, version: int, tolerance: float
-) -> tuple[Exported, bool]:
-    """Write the model, from the known graph if there is one; True when the network had to be traced."""
-    template = load_template(exports / TEMPLATE, snapshot)
-    if template is not None:
-        try:
-            return republish(snapshot, template, path, version, tolerance), False
-        except (BadModel, ParityFailed):
-            pass  # trace again: a fresh graph shows whether the template was at fault
-    try:
-        exported = export_full(snapshot, path, version, tolerance)
-    except (BadModel, ParityFailed) as error:
-        raise Refused(f"step {snapshot.step}: {error}") from None
-    save_template(exports / TEMPLATE, exported.model, snapshot)
-    return exported, True
-
-
-def _check_accuracy(exports: Path, snapshot: Snapshot, exported: Exported, policy: Policy) -> list[str]:
-    """Refuse a step back. Both models are tested on the same samples: those held out now.
+def _compare(exports: Path, snapshot: Snapshot, exported: Exported, most_drop: float) -> str | None:
+    """Refuse a step back. Both models are tested on the same samples: those held out now; a sentence if they cannot be.
 
     An older figure would rest on other samples and fewer classes, and every new class would look like a loss.
     """
     samples = snapshot.held_out
     if not (exports / LATEST).exists():
-        return []
-    if len(samples) < FEWEST_SAMPLES:
-        few = f"{len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
-        return [f"accuracy was not compared: {few}"]
+        return None
     try:
         manifest, folder = read_current(exports)
-        if (manifest.height, manifest.width) != (snapshot.height, snapshot.width):
-            return [f"accuracy was not compared: version {manifest.version} takes images of another size"]
+        # Devices that could say *unknown* would answer with a class for everything, and nobody would notice.
+        if snapshot.unknown_below is None and manifest.unknown_below is not None:
+            raise Refused(
+                f"step {snapshot.step}: {NO_UNKNOWN}; version {manifest.version} can (teach it more and publish again, or "
+                "force it)"
+            )
+        if len(samples) < FEWEST_SAMPLES:
+            few = f"{len(samples)} held-out samples, and fewer than {FEWEST_SAMPLES} say too little"
+            return f"accuracy was not compared: {few}"
+        if (manifest.image.height, manifest.image.width) != (snapshot.height, snapshot.width):
+            return f"accuracy was not compared: version {manifest.version} takes images of another size"
         model = read_model(read_model_file(folder, manifest.model), str(folder))
         before = TwoParts(model, str(folder)).accuracy(samples, [each.id for each in manifest.classes])
     except BadModel as error:
-        return [f"accuracy was not compared with the current version: {error}"]
-    was, now = before.held_out or 0.0, exported.accuracy.held_out or 0.0
-    if falls_by_more(was, now, policy.most_drop) and not policy.force:
+        return f"accuracy was not compared with the current version: {error}"
+    was, now = before or 0.0, exported.accuracy or 0.0
+    if falls_by_more(was, now, most_drop):
         raise Refused(
             f"step {snapshot.step} recognises {now:.1%} of {len(samples)} held-out samples, where version "
-            f"{manifest.version} recognises {was:.1%}: a fall of more than {policy.most_drop:.1%} is not published "
+            f"{manifest.version} recognises {was:.1%}: a fall of more than {most_drop:.1%} is not published "
             "(teach it more, allow a larger fall, or force it)"
         )
-    return []
+    return None
 
 
 def _write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     write_through(folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _check_as_a_device(folder: Path) -> tuple[Classifier, dict[str, dict[str, Any]]]:
-    """The model as a device loads it, and the variants that none would take, with the reason: those are removed.
-
-    A version that no device would take is not published.
-    """
+def _check_as_a_device(folder: Path, made: dict[str, Any]) -> Classifier:
+    """The model as a device loads it. A version that no device would take is not published, nor is a variant of it."""
     try:
         manifest = read_manifest(folder)
-        classifier = Classifier.load_version(folder, manifest, "cpu", 1)
+        classifier = Classifier.load(folder, "cpu", 1, manifest=manifest)
     except BadModel as error:
         raise Refused(f"a device would refuse the model: {error}") from None
-    refused = {}
     for variant, file in manifest.variants.items():
         try:
-            Classifier.load_version(folder, manifest, "cpu", 1, variant)
+            Classifier.load(folder, "cpu", 1, variant, manifest=manifest)
         except BadModel as error:
             (folder / file.file).unlink()
-            refused[variant] = none(f"a device would refuse it: {str(error).removeprefix(f'{folder}/')}")
-    return classifier, refused
+            made[variant] = none(f"a device would refuse it: {str(error).removeprefix(f'{folder}/')}")
+    return classifier
+
+
+# By itself -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublisherStatus:
+    phase: str = "waiting"  # waiting | publishing | failed
+    problem: str | None = None  # why the last attempt published nothing, when it should have
+    at: float | None = None  # time.time() of the last attempt
+
+
+class Publisher:
+    """A thread that publishes every so many steps or seconds, whichever comes first, if there is something new.
+
+    How often, the workspace's settings say at any moment.
+    It asks the learner for a copy between two steps; everything else happens beside the learning. After a rollback it
+    waits: a person preferred the older version, and a roll-forward or a publication by hand ends that.
+    """
+
+    def __init__(
+        self,
+        live: LiveLearner,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live = live
+        self._exports: Path = live.workspace.layout.exports
+        self._say = say  # of a version, to a person; problems go there too, else to the log
+        self._clock = clock
+        # Of the last attempt.
+        self._step, self._event, self._at = live.learner.step, -1, clock()
+        # What the last version, or a look that found nothing new, was of.
+        self._known: tuple[object, ...] | None = None
+        self._status = PublisherStatus()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, publish: bool = False) -> None:
+        """Finish the version under way, and end; with `publish`, after a last one if there is something new."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if publish and self._status.phase != "failed":
+            self._try()
+
+    def status(self) -> PublisherStatus:
+        return self._status
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(LOOK_SECONDS):
+                if self._is_due():
+                    self._try()
+        except Exception as error:
+            # The thread's end must be seen; the learning goes on without it.
+            LOG.exception("the publisher stopped")
+            self._status = PublisherStatus("failed", f"publishing stopped: {error}", time.time())
+
+    def _is_due(self) -> bool:
+        settings = self._live.workspace.settings
+        steps, seconds = settings.publish_steps, float(settings.publish_seconds)
+        if steps and self._live.learner.step - self._step >= steps:
+            return True
+        if not seconds:
+            return False
+        if self._live.phase == "rehearsing" and self._live.follower.applied == self._event:
+            # A version of every few replay steps would push out the kept ones, which are there to roll back to.
+            seconds = max(seconds, REPLAY_SECONDS)
+        return self._clock() - self._at >= seconds
+
+    def _try(self) -> None:
+        step, event = self._live.learner.step, self._live.follower.applied
+        now = (step, event, self._live.predictor.calibration, self._live.workspace.regions.current())
+        if now == self._known:
+            # The clock is left alone: what comes after a quiet hour is published at once.
+            self._status = replace(self._status, at=time.time())
+            return
+        self._status = replace(self._status, phase="publishing")
+        self._step, self._event = step, event  # also when it fails: not again at every look
+        problem = None
+        try:
+            self._publish()
+            self._known = now
+        except Refused as error:
+            problem = str(error)
+            if why_waiting(self._exports) is None:
+                self._known = now  # it would be refused again, until something is learned
+        except (UserError, BadModel) as error:
+            problem = str(error)
+        if problem is not None and problem != self._status.problem:
+            (self._say or LOG.warning)(f"not published: {problem}")
+        self._at = self._clock()
+        self._status = PublisherStatus("waiting", problem, time.time())
+
+    def _publish(self) -> None:
+        """Make a version, if there is something new."""
+        if reason := why_waiting(self._exports):
+            raise Refused(reason)  # before a copy is made for nothing
+        snapshot = snapshot_of(self._live)
+        # Before the first label there is nothing to publish, and nothing wrong.
+        if not snapshot.classes or unchanged(self._exports, snapshot) is not None:
+            return
+        made = publish(self._exports, snapshot, self._live.workspace.settings, by_hand=False)
+        if self._say:
+            self._say(made.text)

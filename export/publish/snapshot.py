@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.calibration import Calibration
+from edge_hpcr.common.text import many
+from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.network import Classifier, Network
-from edge_hpcr.live import checkpoints
-from edge_hpcr.live.accuracy import balanced, held_out_ids
+from edge_hpcr.live.accuracy import HeldOut, balanced, held_out_ids
 from edge_hpcr.stream.region import Region
 from edge_hpcr.stream.resize import prepare
-from edge_hpcr.workspace.folder import Workspace
-from edge_hpcr.workspace.set_aside import why_foreign
+from edge_hpcr.workspace.recover import why_foreign
+from edge_hpcr.workspace.workspace import Workspace
 from export.device.manifest import ClassLabel
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 IMAGES, LARGE_IMAGES = 64, 16  # outputs are compared on so many, and 8 bits calibrated
 LARGE = 64 * 64  # pixels, from which on fewer are enough: each has more to compare, and takes longer
+CALIBRATION_SECONDS = 60.0  # the first one takes about half of that
 COPY_SECONDS = 120.0  # a step of large images takes seconds
+MOST_EVENTS = 1_000_000  # of the journal that are looked at for labels
+NO_UNKNOWN = f"it never answers unknown, which needs {FEWEST_SAMPLES} labelled pictures that were not learned, and a moment of idle time"
 
 
 @dataclass(frozen=True)
@@ -61,29 +64,39 @@ class Snapshot:
     temperature: float
     unknown_below: float | None
     step: int
-    images: (
-        np.ndarray
-    )  # uint8 [n, H, W, 3], at least one: from the memory, else from the workspace, else noise
+    images: np.ndarray  # uint8 [n, H, W, 3], at least one: of the workspace, else noise
     held_out: HeldOutSamples
-    labels: Mapping[int, int] = field(
-        default_factory=dict
-    )  # labelled samples by class; empty if nobody counted
+    labels: Mapping[int, int] = field(default_factory=dict)  # labelled samples by class; empty if unknown
     region: Region | None = None  # of the picture of the source that was used last
+    measured: HeldOut | None = None  # what the learner found on pictures that it did not learn
+    unlearned: int = 0  # samples whose label has changed since the network learned
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know before devices use it."""
+        found = []
+        if self.unknown_below is None:
+            found.append(NO_UNKNOWN)
+        if self.unlearned:
+            changes = many(self.unlearned, "changed label")
+            found.append(f"without {changes}: let `learn` or the app learn that, then publish again")
+        return found
 
 
 def snapshot_of(live: LiveLearner) -> Snapshot:
-    """Copy a running learner: the weights between two steps, everything else beside the learning."""
+    """Copy a running learner: the weights between two steps, everything else while learning goes on."""
     workspace = live.workspace
-    asked = live.call(
-        lambda: snapshot_of_learner(
-            live.learner, None, None, live.predictor.calibration, workspace.settings.averaged
-        )
-    )
+    live.wait_until_calibrated(CALIBRATION_SECONDS)  # without one the model never answers *unknown*
+
+    def copied() -> Snapshot:
+        measured = live.self_test.held_out.model_copy(deep=True)
+        return _copied(live.learner, workspace, live.predictor.calibration, measured)
+
+    asked = live.call(copied)
     try:
-        copied = asked.result(COPY_SECONDS)
+        return _with_samples(asked.result(COPY_SECONDS), workspace)
     except NotInTime:
         raise UserError("the learner does not answer: is it started?") from None
-    return _of_workspace(copied, workspace)
 
 
 def snapshot_of_workspace(path: Path | str) -> Snapshot:
@@ -96,7 +109,7 @@ def snapshot_of_workspace(path: Path | str) -> Snapshot:
                 raise UserError(f"checkpoint {folder.name} {why}")
             return Learner.load(folder, "cpu")
 
-        found, refused = checkpoints.newest(layout, load)
+        found, refused = layout.newest_checkpoint(load)
         if found is None and refused:
             raise UserError(f"no checkpoint in {layout.checkpoints} can be used: {refused[0][1]}")
         if found is None:
@@ -106,29 +119,48 @@ def snapshot_of_workspace(path: Path | str) -> Snapshot:
             )
         learner, notes = found
         calibration = Calibration(**notes.get("calibration", {}))
-        copied = snapshot_of_learner(learner, None, None, calibration, workspace.settings.averaged)
-        return _of_workspace(copied, workspace)
+        measured = HeldOut.model_validate(notes.get("held_out", {}))
+        copied = _copied(learner, workspace, calibration, measured)
+        events = workspace.journal.events_after(notes.get("applied", 0), MOST_EVENTS)
+        changed = {move.sample_id for event in events for move in event.moves}
+        return _with_samples(replace(copied, unlearned=len(changed)), workspace)
+
+
+def _copied(learner: Learner, workspace: Workspace, calibration: Calibration, measured: HeldOut) -> Snapshot:
+    names = {row.id: ClassLabel(row.id, row.name, row.colour) for row in workspace.journal.classes()}
+    copied = snapshot_of_learner(learner, names, None, calibration, workspace.settings.averaged)
+    return replace(copied, measured=measured)
 
 
 def snapshot_of_learner(
     learner: Learner,
-    classes: Mapping[int, ClassLabel] | None,
+    classes: Mapping[int, ClassLabel] | None = None,
     held_out: HeldOutSamples | None = None,
     calibration: Calibration | None = None,
     averaged: bool = True,
 ) -> Snapshot:
-    """Copy a learner; without `classes`, all that it knows, without names."""
+    """Copy a learner, without columns of other classes: of one that was just deleted, say.
+
+    Without `classes` it is all that it knows, without names.
+    """
     config, calibration = learner.config, calibration or Calibration()
     average = learner.average if averaged else None
-    network = learner.network if average is None else average.network
-    head = learner.method.classifier(learner.view, network)
+    source = learner.network if average is None else average.network
+    head = learner.method.classifier(learner.view, source)
     if not isinstance(head, Classifier):
         raise UserError(f"method {config.method} classifies by {type(head).__name__}: it cannot be exported")
+    if classes is None:
+        classes = {class_id: ClassLabel(class_id, "") for class_id in learner.class_ids}
+    columns = [column for column, class_id in enumerate(learner.class_ids) if class_id in classes]
+    network, head = copy.deepcopy(source).cpu().eval().requires_grad_(False), copy.deepcopy(head).cpu()
+    network.keep_proxies(columns)
+    head.keep(columns)
     shape = (config.height, config.width, 3)
-    copied = Snapshot(
-        network=copy.deepcopy(network).cpu().eval().requires_grad_(False),
-        head=copy.deepcopy(head).cpu(),
-        classes=tuple(ClassLabel(class_id, "") for class_id in learner.class_ids),
+    noise = np.random.default_rng(0).integers(0, 256, (images_wanted(*shape[:2]), *shape), np.uint8)
+    return Snapshot(
+        network=network,
+        head=head,
+        classes=tuple(classes[learner.class_ids[column]] for column in columns),
         height=config.height,
         width=config.width,
         backbone=config.backbone,
@@ -136,56 +168,25 @@ def snapshot_of_learner(
         temperature=calibration.temperature,
         unknown_below=calibration.unknown_below,
         step=learner.step,
-        images=_memory_images(learner, shape),
+        images=noise,
         held_out=held_out or HeldOutSamples(np.empty((0, *shape), np.uint8), np.empty(0, dtype=np.int64)),
     )
-    return copied if classes is None else _named(copied, classes)
 
 
-def _named(copied: Snapshot, classes: Mapping[int, ClassLabel]) -> Snapshot:
-    """The snapshot with these names, without the columns of other classes: of one that was just deleted, say."""
-    columns = [column for column, each in enumerate(copied.classes) if each.id in classes]
-    network, head = copy.deepcopy(copied.network), copy.deepcopy(copied.head)
-    network.keep_proxies(columns)
-    head.keep(columns)
-    named = tuple(classes[copied.classes[column].id] for column in columns)
-    return replace(copied, network=network, head=head, classes=named)
-
-
-def _memory_images(learner: Learner, shape: tuple[int, int, int]) -> np.ndarray:
-    """By place and not by chance: the learner's random numbers must not change."""
-    most, held = images_wanted(*shape[:2]), len(learner.memory)
-    if not held or learner.network.backbone.trunk is not None:
-        return np.random.default_rng(0).integers(
-            0, 256, (most, *shape), np.uint8
-        )  # nothing better is at hand
-    slots = np.unique(np.linspace(0, held - 1, min(most, held)).astype(np.int64))
-    return learner.memory.at(slots).inputs.astype(np.uint8)  # a rival edits them as floats
-
-
-def _of_workspace(copied: Snapshot, workspace: Workspace) -> Snapshot:
-    rows, size = workspace.journal.classes(), (copied.height, copied.width)
-    named = _named(copied, {row.id: ClassLabel(row.id, row.name, row.colour) for row in rows})
-    whole = replace(
-        named,
-        held_out=held_out_samples(workspace, size),
-        labels={row.id: row.labels for row in rows},
-        region=workspace.regions.current(),
-    )
-    if copied.network.backbone.trunk is None:
-        return whole
-    # The memory holds latents: the images are on the disk, and of those some stay the same from version to version.
-    found = _read(workspace, _oldest_labelled(workspace, images_wanted(*size)), size)
-    images = np.stack(list(found.values())) if found else whole.held_out.images[: images_wanted(*size)]
-    return replace(whole, images=images) if len(images) else whole
-
-
-def _oldest_labelled(workspace: Workspace, most: int) -> list[int]:
-    """So many samples that are not held out, evenly over the classes."""
+def _with_samples(copied: Snapshot, workspace: Workspace) -> Snapshot:
+    size = (copied.height, copied.width)
+    # The oldest that are not held out, evenly over the classes: so they stay the same from version to version.
     members: dict[int, list[int]] = {}
     for row in workspace.journal.all_samples(state="labelled", held_out=False, has_image=True):
         members.setdefault(row.class_id or 0, []).append(-row.id)
-    return [-negative for negative in balanced(members, most)]
+    found = _read(workspace, [-negative for negative in balanced(members, images_wanted(*size))], size)
+    return replace(
+        copied,
+        images=np.stack(list(found.values())) if found else copied.images,
+        held_out=held_out_samples(workspace, size),
+        labels={row.id: row.labels for row in workspace.journal.classes()},
+        region=workspace.regions.current(),
+    )
 
 
 def held_out_samples(workspace: Workspace, size: tuple[int, int]) -> HeldOutSamples:

@@ -1,7 +1,7 @@
 """A snapshot as ONNX: everything after the resize is in the graph, so that training and deployment cannot disagree.
 
 Input `image` uint8 [N, H, W, 3] RGB; outputs `scores` float32 [N, C] (calibrated probabilities), `feature` float32
-[N, D] and `similarity` float32 [N] (cosine to the nearest proxy); N is free. What the trunk says, if there is one, is the
+[N, D] and `similarity` float32 [N] (to the nearest class); N is free. What the trunk says, if there is one, is the
 value `latent` inside. A file counts as a model only after ONNX's own checker has seen all of it, and after its outputs on
 the user's images were those of the network.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version as installed
@@ -26,57 +25,50 @@ from torch.nn import functional as F
 
 from edge_hpcr import __version__
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.common.files import sha256, write_through
-from edge_hpcr.learner.network import Network, Unit
+from edge_hpcr.common.files import sha256, write_atomically, write_through
+from edge_hpcr.learner.network import Unit
 from edge_hpcr.stream.resize import RESIZE_RULE
+from export.device import BadModel
 from export.device.manifest import FORMAT
-from export.device.providers import one_line
-from export.publish.policy import TOLERANCE
-from export.publish.portable import TRACED_OPSET, merge_pools, name_pixels, opset_of, portable
-from export.publish.running import IMAGE, LATENT, Accuracy, Outputs, RunningModel, TwoParts, joined
+from export.device.model import one_line
+from export.publish.graph import (
+    FORM,
+    IMAGE,
+    LATENT,
+    PIXELS,
+    Outputs,
+    RunningModel,
+    TwoParts,
+    check,
+    graph_versions,
+    in_lowest_opset,
+    read_model,
+)
 from export.publish.snapshot import Snapshot, parity_images
 
+TOLERANCE = 1e-4  # of a score, against the network
 FEATURE_TOLERANCE = 10 * TOLERANCE  # of the largest feature: features have no scale of their own
 FEW = 2  # images that a known trunk sees again
 TRACE_ATTEMPTS = 3
+TRACED_OPSET = 18  # which torch's exporter writes without converting anything
+TEMPLATE = "template.onnx"
 OUTPUTS = ("scores", "feature", "similarity")
 _SHORTEST = 1e-12  # as torch's own normalize
 
 
-class ParityFailed(Exception):
+class ParityFailed(BadModel):
     """The exported model does not answer as the network that it was made of."""
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far a model's outputs are from the network's."""
-
-    images: int  # different ones
-    max_score_difference: float
-    max_feature_difference: float
-    max_similarity_difference: float
-    same_answer: int  # of `images`
 
 
 @dataclass(frozen=True)
 class Exported:
     """A model's file that passed every check."""
 
-    parity: Parity
-    accuracy: Accuracy
+    parity: dict[str, Any]  # how far its outputs are from the network's, for the manifest
+    accuracy: float | None  # on the samples held out; None without any
     created: str
+    traced: bool  # otherwise new weights in the known graph
     model: ModelProto = field(repr=False)
-
-
-class Images(nn.Module):
-    """Images as they come, through the trunk."""
-
-    def __init__(self, trunk: nn.Module) -> None:
-        super().__init__()
-        self.trunk = trunk
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.trunk(_pixels(image))
 
 
 class Direction(nn.Module):
@@ -87,135 +79,149 @@ class Direction(nn.Module):
 
 
 class Deployed(nn.Module):
-    """The rest of the network as devices run it: batch-norm inside the convolutions, proxies normalised.
-
-    Without a trunk it is all of it, from images as they come.
-    """
+    """The network behind the trunk as devices run it: batch-norm inside the convolutions, proxies normalised."""
 
     proxies: Tensor
     temperature: Tensor
 
-    def __init__(self, network: Network, head: nn.Module, temperature: float) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
-        self.sees_images = network.backbone.trunk is None
-        self.backbone = network.backbone.deployable()
-        self.head = copy.deepcopy(head)
+        self.backbone = snapshot.network.backbone.deployable()
+        self.head = copy.deepcopy(snapshot.head)
         if isinstance(self.head.lift, Unit):
             self.head.lift = Direction()
         self.direction = Direction()
-        directions = F.normalize(network.proxies.detach(), dim=1)
+        directions = F.normalize(snapshot.network.proxies.detach(), dim=1)
         self.register_buffer("proxies", directions.T.contiguous())
-        self.register_buffer("temperature", torch.tensor(temperature))
+        self.register_buffer("temperature", torch.tensor(snapshot.temperature))
+        self.eval().requires_grad_(False)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        feature = self.backbone(_pixels(inputs) if self.sees_images else inputs)
-        scores = (self.head(feature) / self.temperature).softmax(1)
-        return scores, feature, (self.direction(feature) @ self.proxies).amax(1)
+        feature = self.backbone(inputs)
+        scores = (self.head(feature, inputs) / self.temperature).softmax(1)
+        return scores, feature, self.head.similarity(self.direction(feature) @ self.proxies, inputs)
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """What learning changes, by the names that the exporter gives it."""
-        return {name: tensor.contiguous().numpy() for name, tensor in self.state_dict().items()}
+
+class _Whole(nn.Module):
+    """From images as they come to what a model says, and the values inside that have names.
+
+    What learning changes comes as an input: an exporter computes nothing with it, nor leaves any of it out.
+    """
+
+    def __init__(self, trunk: nn.Module | None, rest: Deployed) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.rest = [rest]  # hidden, or its weights would be this one's too
+
+    def forward(self, weights: dict[str, Tensor], image: Tensor) -> tuple[Tensor, ...]:
+        pixels = _pixels(image)
+        latent = pixels if self.trunk is None else self.trunk(pixels)
+        outputs = torch.func.functional_call(self.rest[0], weights, (latent,))
+        return (*outputs, pixels) if self.trunk is None else (*outputs, pixels, latent)
 
 
 def _pixels(image: Tensor) -> Tensor:
     return image.permute(0, 3, 1, 2).float() / 255
 
 
-def deployed(snapshot: Snapshot) -> Deployed:
-    with torch.no_grad():
-        module = Deployed(snapshot.network, snapshot.head, snapshot.temperature)
-    return module.eval().requires_grad_(False)
+def export(snapshot: Snapshot, path: Path, version: int = 0, templates: Path | None = None) -> Exported:
+    """Write the snapshot's model to `path`; raises a `BadModel` if it is not as good as the network.
+
+    Tracing takes many seconds and gives the same graph every time. The graph is left in `templates`, with the trunk and
+    without what learning changes; later exports put theirs in, with as many classes as there are now.
+    """
+    template = load_template(templates, snapshot) if templates else None
+    if template is not None:
+        try:
+            return finish(_filled(template, snapshot), snapshot, path, version)
+        except BadModel:
+            pass  # trace again: a fresh graph shows whether the template was at fault
+    exported = finish(_trace(snapshot), snapshot, path, version, traced=True)
+    if templates:
+        _save_template(templates, exported.model, snapshot)
+    return exported
 
 
-def export_full(snapshot: Snapshot, path: Path, version: int = 0, tolerance: float = TOLERANCE) -> Exported:
-    """Trace the network, check the result, and write it to `path`."""
-    return finish(trace(snapshot), snapshot, path, version, tolerance, new_trunk=True)
+# The graph ------------------------------------------------------------------------------------------------------------
 
 
-def _whole_text(error: BaseException | None) -> str:
-    """What it says, and what its causes say."""
-    return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
+def _template_facts(snapshot: Snapshot) -> str:
+    """What decides the graph, besides the weights. Another version of anything may trace another one."""
+    backbone = snapshot.network.backbone
+    trunk, weights = backbone.trunk, backbone.state_dict().items()
+    facts = {
+        "height": snapshot.height,
+        "width": snapshot.width,
+        "backbone": snapshot.backbone,
+        "trunk": None if trunk is None else {"sha256": trunk.sha256, "latent": list(trunk.latent_shape)},
+        "weights": {name: list(tensor.shape) for name, tensor in weights},
+        "method": snapshot.method,
+        "form": FORM,
+        "edge_hpcr": __version__,
+        **{package: installed(package) for package in ("torch", "onnx", "onnxscript")},
+    }
+    return json.dumps(facts)
 
 
-class _Open(nn.Module):
-    """A module whose weights come with its inputs: an exporter computes nothing with them, nor leaves any out."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = [module]  # hidden, or its weights would be this one's too
-
-    def forward(self, weights: dict[str, Tensor], inputs: Tensor) -> Any:
-        return torch.func.functional_call(self.module[0], weights, (inputs,))
-
-
-def _trace_once(
-    module: nn.Module, example: Tensor, names: tuple[str, ...], weights: dict[str, Tensor]
-) -> Any:
-    shapes: tuple[Any, ...] = ({0: torch.export.Dim("N")},)
-    # Without gradients: the network's training path through Winograd's transforms is no convolution to an exporter.
-    with torch.no_grad():
-        return torch.onnx.export(
-            _Open(module).eval() if weights else module,
-            (weights, example) if weights else (example,),
-            dynamo=True,
-            optimize=True,
-            opset_version=TRACED_OPSET,
-            input_names=[*weights, IMAGE if example.dtype == torch.uint8 else LATENT],
-            output_names=list(names),
-            dynamic_shapes=(dict.fromkeys(weights), *shapes) if weights else shapes,
-            verbose=False,
-        )
-
-
-def trace(snapshot: Snapshot) -> ModelProto:
-    """The graph of the snapshot's network, with its weights."""
-    trunk = snapshot.network.backbone.trunk
-    images = torch.zeros(2, snapshot.height, snapshot.width, 3, dtype=torch.uint8)
-    inputs = images if trunk is None else torch.zeros(2, *trunk.latent_shape)
-    module = deployed(snapshot)
-    rest = fill(_traced(module, inputs, OUTPUTS, dict(module.state_dict())), snapshot)
-    if trunk is None:
-        return portable(rest)
-    # A copy: while it traces, the exporter puts stand-ins in the place of weights, and the learner uses the same trunk.
-    below = Images(copy.deepcopy(trunk.on(torch.device("cpu")))).eval()
-    return portable(joined(_traced(below, images, (LATENT,), {}), rest))
-
-
-def without_weights(model: ModelProto, snapshot: Snapshot) -> ModelProto | None:
-    """The graph for any weights of this network; None when they cannot be told apart by their names."""
-    weights = {name: list(array.shape) for name, array in deployed(snapshot).weights().items()}
-    if {each.name: list(each.dims) for each in model.graph.initializer if each.name in weights} != weights:
-        return (
-            None  # the exporter computed something with the weights: such a graph is only right for its own
-        )
+def _save_template(folder: Path, model: ModelProto, snapshot: Snapshot) -> None:
+    weights = Deployed(snapshot).state_dict()
     template = ModelProto()
     template.CopyFrom(model)
-    template.ClearField("metadata_props")
+    onnx.helper.set_model_props(template, {"facts": _template_facts(snapshot)})
     rest = [each for each in model.graph.initializer if each.name not in weights]
     template.graph.ClearField("initializer")
     template.graph.initializer.extend(rest)
-    return template
+    folder.mkdir(exist_ok=True)
+    write_atomically(folder / TEMPLATE, template.SerializeToString())
 
 
-def fill(template: ModelProto, snapshot: Snapshot) -> ModelProto:
+def load_template(folder: Path, snapshot: Snapshot) -> ModelProto | None:
+    """The graph for this network; None when there is none, or when it is of another network or no graph."""
+    try:
+        template = read_model((folder / TEMPLATE).read_bytes(), TEMPLATE)
+    except (OSError, BadModel):
+        return None
+    facts = {each.key: each.value for each in template.metadata_props}
+    return template if facts.get("facts") == _template_facts(snapshot) else None
+
+
+def _filled(template: ModelProto, snapshot: Snapshot) -> ModelProto:
     """The template with the snapshot's weights and number of classes."""
     model = ModelProto()
     model.CopyFrom(template)
-    weights = deployed(snapshot).weights()
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    used = {name for node in model.graph.node for name in node.input}
+    for name, tensor in Deployed(snapshot).state_dict().items():
+        if name in used:  # runtimes warn of what nothing uses
+            model.graph.initializer.append(numpy_helper.from_array(tensor.contiguous().numpy(), name))
     for output in model.graph.output:
         if output.name == "scores":
             output.type.tensor_type.shape.dim[1].dim_value = len(snapshot.classes)
     return model
 
 
-def _traced(
-    module: nn.Module, example: Tensor, names: tuple[str, ...], weights: dict[str, Tensor]
-) -> ModelProto:
-    """The graph without these weights; all others are in it."""
+def _trace(snapshot: Snapshot) -> ModelProto:
+    """The graph of the snapshot's network, with its weights."""
+    trunk, rest = snapshot.network.backbone.trunk, Deployed(snapshot)
+    # A copy: while it traces, the exporter puts stand-ins in the place of weights, and the learner uses the same trunk.
+    whole = _Whole(None if trunk is None else copy.deepcopy(trunk.on(torch.device("cpu"))), rest).eval()
+    weights = rest.state_dict()
+    image = torch.zeros(2, snapshot.height, snapshot.width, 3, dtype=torch.uint8)
     for attempt in range(TRACE_ATTEMPTS):
         try:
-            program = _trace_once(module, example, names, weights)
+            # Without gradients: the network's training path through Winograd's transforms is no convolution to an
+            # exporter.
+            with torch.no_grad():
+                program = torch.onnx.export(
+                    whole,
+                    (weights, image),
+                    dynamo=True,
+                    optimize=True,
+                    opset_version=TRACED_OPSET,
+                    input_names=[*weights, IMAGE],
+                    output_names=[*OUTPUTS, PIXELS, *([] if trunk is None else [LATENT])],
+                    dynamic_shapes=(dict.fromkeys(weights), {0: torch.export.Dim("N")}),
+                    verbose=False,
+                )
             break
         except Exception as error:
             # Python 3.11 counts the depth of syntax trees for all threads together: while another thread parses
@@ -226,15 +232,17 @@ def _traced(
                 reason = one_line(error.__cause__ or error)
                 raise UserError(f"the network cannot be exported to ONNX: {reason}") from error
             raise
-    if program is None:
-        raise RuntimeError("torch's exporter returned nothing")
-    model = program.model_proto
-    del model.graph.input[:-1]  # the weights, which will be part of it
+    assert program is not None
+    model: ModelProto = program.model_proto
+    del model.graph.input[:-1]  # the weights, which are part of the model
+    del model.graph.output[len(OUTPUTS) :]  # values inside, which have their names by now
     _clean(model)
-    merge_pools(model)
-    if example.dtype == torch.uint8:
-        name_pixels(model)
-    return model
+    return in_lowest_opset(_filled(model, snapshot))
+
+
+def _whole_text(error: BaseException | None) -> str:
+    """What it says, and what its causes say."""
+    return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
 
 
 def _clean(model: ModelProto) -> None:
@@ -248,35 +256,30 @@ def _clean(model: ModelProto) -> None:
     model.producer_name, model.producer_version = "edge_hpcr", __version__
 
 
-def finish(
-    model: ModelProto,
-    snapshot: Snapshot,
-    path: Path,
-    version: int,
-    tolerance: float = TOLERANCE,
-    new_trunk: bool = False,
-) -> Exported:
+# What a file says, and whether it is the network -----------------------------------------------------------------------
+
+
+def finish(model: ModelProto, snapshot: Snapshot, path: Path, version: int, traced: bool = False) -> Exported:
     """Compare the model with the network, let it describe itself, check all of it, and write it."""
     parts = TwoParts(model, str(path))
-    parity = compare(parts, snapshot, tolerance)
+    # Behind a trunk both see the same latents.
+    inputs = parts.inputs(parity_images(snapshot))
+    parity = _parity(
+        [parts.rest(inputs[:count]) for count in (1, 2, len(inputs))],
+        network_outputs(snapshot, inputs),
+        len(snapshot.images),
+    )
     if parts.has_trunk:
+        images = snapshot.images if traced else snapshot.images[:FEW]
         whole = RunningModel(model.SerializeToString(), str(path))
-        compare_whole(whole, snapshot, len(snapshot.images) if new_trunk else FEW, tolerance)
+        _parity([whole(images)], network_outputs(snapshot, images), len(images))
     accuracy = parts.accuracy(snapshot.held_out, [each.id for each in snapshot.classes])
     created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    exported = Exported(parity, accuracy, created, model)
+    exported = Exported(parity, accuracy, created, traced, model)
     onnx.helper.set_model_props(model, metadata(snapshot, exported, version))
     check(model)
     write_through(path, model.SerializeToString())
     return exported
-
-
-def check(model: ModelProto) -> None:
-    """Everything that ONNX itself asks of a model."""
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ParityFailed(f"no valid ONNX model: {one_line(error)}") from None
 
 
 def file_facts(path: Path) -> dict[str, Any]:
@@ -285,14 +288,10 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
-def graph_versions(model: ModelProto) -> dict[str, int]:
-    """What a runtime must be able to read."""
-    return {"opset": opset_of(model), "ir": model.ir_version}
-
-
 def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, Any]:
     """What a manifest and a model's metadata both say of a model."""
     packages = {"edge_hpcr": __version__, "torch": installed("torch"), "onnx": installed("onnx")}
+    measured = snapshot.measured
     return {
         "format": FORMAT,
         "version": version,
@@ -311,7 +310,14 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
         "temperature": snapshot.temperature,
         "feature_size": snapshot.network.feature_size,
         **({"region": snapshot.region.to_list()} if snapshot.region else {}),
-        "accuracy": asdict(exported.accuracy),
+        # As the app shows it, where a learner has measured.
+        "accuracy": {
+            "held_out": measured.accuracy,
+            "samples": measured.samples,
+            "one_place": measured.one_place,
+        }
+        if measured
+        else {"held_out": exported.accuracy, "samples": len(snapshot.held_out)},
         "versions": {**packages, **graph_versions(exported.model)},
     }
 
@@ -327,28 +333,7 @@ def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, 
     }
 
 
-def compare(parts: TwoParts, snapshot: Snapshot, tolerance: float = TOLERANCE) -> Parity:
-    """Compare with the network's own answers, for each batch size; raises `ParityFailed` if they differ.
-
-    Behind a trunk both see the same latents; `compare_whole` does not.
-    """
-    inputs = parts.inputs(parity_images(snapshot))
-    with ThreadPoolExecutor(1) as aside:  # both take as long, and neither holds Python up
-        if parts.has_trunk:
-            expected = aside.submit(outputs_of, snapshot, torch.from_numpy(inputs))
-        else:
-            expected = aside.submit(network_outputs, snapshot, inputs)
-        found = [parts.rest(inputs[:count]) for count in (1, 2, len(inputs))]
-        return _parity(found, expected.result(), len(snapshot.images), tolerance)
-
-
-def compare_whole(model: RunningModel, snapshot: Snapshot, count: int, tolerance: float = TOLERANCE) -> None:
-    """As `compare`, the trunk's answers included, on so many images."""
-    images = snapshot.images[:count]
-    _parity([model(images)], network_outputs(snapshot, images), len(images), tolerance)
-
-
-def _parity(found: list[Outputs], expected: Outputs, different: int, tolerance: float) -> Parity:
+def _parity(found: list[Outputs], expected: Outputs, different: int) -> dict[str, Any]:
     """Of answers to the first images: all of them in the last of `found`. Raises `ParityFailed` if they differ."""
     worst = dict.fromkeys(Outputs._fields, 0.0)
     for outputs in found:
@@ -359,17 +344,21 @@ def _parity(found: list[Outputs], expected: Outputs, different: int, tolerance: 
             worst[name] = max(worst[name], _largest(ours - theirs[:count]))
     # Of two classes that are equally probable, either is the same answer.
     answers = found[-1].scores.argmax(1)
-    same = expected.scores.max(1) - expected.scores[np.arange(len(answers)), answers] <= tolerance
-    parity = Parity(
-        different, worst["scores"], worst["features"], worst["similarity"], int(same[:different].sum())
-    )
+    same = expected.scores.max(1) - expected.scores[np.arange(len(answers)), answers] <= TOLERANCE
+    parity = {
+        "images": different,
+        "max_score_difference": worst["scores"],
+        "max_feature_difference": worst["features"],
+        "max_similarity_difference": worst["similarity"],
+        "same_answer": int(same[:different].sum()),
+    }
     most = FEATURE_TOLERANCE * max(1.0, _largest(expected.features))
-    within = max(worst["scores"], worst["similarity"]) <= tolerance and worst["features"] <= most
+    within = max(worst["scores"], worst["similarity"]) <= TOLERANCE and worst["features"] <= most
     if not (within and same.all()):
         raise ParityFailed(
             f"the exported model differs from the network: scores by up to {worst['scores']:.1e} and similarity by "
-            f"{worst['similarity']:.1e} (allowed {tolerance:.0e}), features by {worst['features']:.1e} (allowed "
-            f"{most:.0e}), {parity.same_answer} of {different} answers alike"
+            f"{worst['similarity']:.1e} (allowed {TOLERANCE:.0e}), features by {worst['features']:.1e} (allowed "
+            f"{most:.0e}), {parity['same_answer']} of {different} answers alike"
         )
     return parity
 
@@ -379,18 +368,14 @@ def _largest(values: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(values), nan=np.inf).max())
 
 
-def network_outputs(snapshot: Snapshot, images: np.ndarray) -> Outputs:
-    """What the learner itself says of images."""
-    with torch.inference_mode():
-        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(255)
-        return outputs_of(snapshot, snapshot.network.inputs(pixels))
-
-
-def outputs_of(snapshot: Snapshot, inputs: Tensor) -> Outputs:
-    """What it says of inputs of its trainable part."""
+def network_outputs(snapshot: Snapshot, inputs: np.ndarray) -> Outputs:
+    """What the learner itself says of images, or of the latents that its trunk makes of them."""
     network = snapshot.network
     with torch.inference_mode():
-        features = network.features(inputs)
-        scores = (snapshot.head(features) / snapshot.temperature).softmax(1)
-        similarity = network.similarities(features).amax(1)
+        values = torch.from_numpy(inputs)
+        if values.dtype == torch.uint8:
+            values = network.inputs(_pixels(values))
+        features = network.features(values)
+        scores = (snapshot.head(features, values) / snapshot.temperature).softmax(1)
+        similarity = snapshot.head.similarity(network.similarities(features), values)
         return Outputs(scores.numpy(), features.numpy(), similarity.numpy())

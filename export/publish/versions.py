@@ -2,25 +2,34 @@
 
     exports/v000017/         a version, whole or absent
     exports/latest.json      the current version, replaced atomically
-    exports/staged.json      a version that only some devices get; see staging.py
+    exports/staged.json      devices that stay on a version, and the latest.json that they are given
     exports/history.json     the last numbers given, of versions and of signatures, and the version that was rolled back from
     exports/lock             held while the folder is changed
 
 Numbers are never used again.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import locked, sha256, write_atomically
-from export.device.errors import BadModel
+from edge_hpcr.common.formats import PINNED as PINNED_FORMAT
+from edge_hpcr.common.text import many
+from edge_hpcr.common.units import format_bytes
+from edge_hpcr.live.status import accuracy_text
+from edge_hpcr.workspace.devices import check_id
+from edge_hpcr.workspace.layout import Layout
+from edge_hpcr.workspace.settings import Settings
+from export.device import BadModel
 from export.device.manifest import (
     FORMAT,
     LATEST,
@@ -31,12 +40,24 @@ from export.device.manifest import (
     read_manifest,
     read_model_file,
 )
-from export.publish.keys import PrivateKey, key_of
-from export.publish.staging import end_staging, staged, write_staged
+from export.device.signing import PrivateKey
 
-HISTORY, LOCK = "history.json", "lock"
+HISTORY, PINNED, LOCK = "history.json", "staged.json", "lock"
 LOCK_SECONDS = 300.0  # a full export on a slow machine takes a minute
 _VERSION = re.compile(r"v(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """These devices stay on this version, whatever is current for the others."""
+
+    version: int
+    devices: tuple[str, ...]
+    latest: str  # the contents of the latest.json for these devices
+
+
+class Refused(Exception):
+    """The snapshot was not published; devices go on with what they have. One line: why."""
 
 
 def folder_name(version: int) -> str:
@@ -47,124 +68,92 @@ def versions(exports: Path) -> list[Manifest]:
     """All that are kept and can be read, oldest first."""
     found = []
     for folder in _folders(exports):
-        try:
+        with suppress(BadModel):
             found.append(read_manifest(folder))
-        except BadModel:
-            continue  # `verify` names it
     return found
 
 
+def _latest(exports: Path) -> Latest | None:
+    """What devices are told; None before the first version, or when it is damaged: the next version replaces it."""
+    with suppress(BadModel):
+        return read_latest(exports)
+    return None
+
+
 def latest_version(exports: Path) -> int | None:
-    """The current version; None before the first."""
-    return read_latest(exports).version if (exports / LATEST).exists() else None
+    """The current version, if there is one."""
+    latest = _latest(exports)
+    return latest.version if latest else None
 
 
-def latest_or_none(exports: Path) -> int | None:
-    try:
-        return latest_version(exports)
-    except BadModel:
-        return None  # damaged, and replaced by the next version
+def held_out(facts: Mapping[str, Any]) -> str:
+    """How good a version was when it was published, by its manifest."""
+    accuracy = facts.get("accuracy") or {}
+    text = accuracy_text(accuracy.get("held_out"), accuracy.get("samples", 0))
+    return f"{text}, in one place" if accuracy.get("one_place") else text
+
+
+def summary(manifest: Manifest) -> str:
+    """A version in one line."""
+    parts = [
+        f"step {manifest.step:,}",
+        many(len(manifest.classes), "class"),
+        f"held-out: {held_out(manifest.facts)}",
+        format_bytes(manifest.model.bytes),
+        *(f"{name} {format_bytes(file.bytes)}" for name, file in manifest.variants.items()),
+    ]
+    return ", ".join(parts)
+
+
+def read_current(exports: Path) -> tuple[Manifest, Path]:
+    latest = read_latest(exports)
+    folder = exports / latest.folder
+    return read_manifest(folder, latest), folder
+
+
+# Which one is current -------------------------------------------------------------------------------------------------
 
 
 def rolled_back(exports: Path) -> int | None:
     """The version that was rolled back from, as long as an older one is current."""
-    source = _history(exports)["rolled_back_from"]
-    current = latest_or_none(exports)
+    source, current = _history(exports)["rolled_back_from"], latest_version(exports)
     return source if source is not None and current is not None and current < source else None
 
 
 def rollback(exports: Path, version: int | None = None) -> Manifest:
-    """Make an older version current for all devices: this one, or the one before the current one.
-
-    Without a version, while one is on trial, the trial is what is taken back: everybody gets the current version.
-    """
+    """Make this kept version current for all devices, or the one before the current one."""
     with changing(exports):
-        current, tried = _current(exports), staged(exports)
-        if version is None and tried is not None and tried.version > current:
-            return _make_current(exports, current, tried.version)
-        older = [each.version for each in versions(exports) if each.version < current]
-        if not older:
-            raise UserError(f"version {current} is the oldest that is kept: there is nothing to roll back to")
-        if version is not None and version not in older:
-            kept = ", ".join(map(str, older))
-            raise UserError(
-                f"cannot roll back from version {current} to {version}: kept are {kept} before it"
-            )
-        return _make_current(exports, older[-1] if version is None else version)
-
-
-def rollforward(exports: Path) -> Manifest:
-    """Return to the version that was rolled back from; to the newest, if that is no longer kept."""
-    with changing(exports):
-        current = _current(exports)
-        newer = [each.version for each in versions(exports) if each.version > current]
-        if not newer:
-            raise UserError(f"version {current} is the newest: there is nothing to roll forward to")
-        source = rolled_back(exports)
-        return _make_current(exports, source if source in newer else newer[-1], ends_rollback=True)
-
-
-def roll_to(exports: Path, version: int) -> Manifest:
-    """Make any kept version current. It stays a rollback while a newer version was rolled back from."""
-    with changing(exports):
-        if version == _current(exports):
-            raise UserError(f"version {version} is the current one already: choose another")
+        if version is None:
+            current = _current(exports)
+            version = max((each.version for each in versions(exports) if each.version < current), default=0)
+            if not version:
+                raise UserError(f"version {current} is the oldest that is kept")
         return _make_current(exports, version)
 
 
-def stage(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
-    """Give a kept version to these devices only; all others stay with the current one."""
+def rollforward(exports: Path) -> Manifest:
+    """End a rollback: make the newest version current."""
     with changing(exports):
-        if version == _current(exports):
-            raise UserError(
-                f"version {version} is the current one, which all devices have: roll back first, or publish a new one "
-                "for these devices (leave the number out)"
-            )
-        manifest = _check_whole(exports, version)
-        try_on(exports, exports / folder_name(version), devices)
-        return manifest
+        return _make_current(exports, max((each.version for each in versions(exports)), default=0))
 
 
-def try_on(exports: Path, folder: Path, devices: Sequence[str]) -> None:
-    """Give this version to these devices only; under the folder's lock."""
-    before = staged(exports)
-    if before is not None and not set(before.devices) <= set(devices):
-        # Written once more, so that it is the later word for a device that leaves the trial.
-        point_at(exports, exports / folder_name(_current(exports)))
-    write_staged(exports, int(folder.name[1:]), devices, latest_for(folder))
-
-
-def release(exports: Path) -> Manifest:
-    """Make the version on trial the current one for all devices."""
-    with changing(exports):
-        tried = staged(exports)
-        if tried is None:
-            raise UserError("no version is on trial: `stage` gives one to some devices first")
-        return _make_current(exports, tried.version, ends_rollback=tried.version > _current(exports))
-
-
-def _make_current(
-    exports: Path, version: int, source: int | None = None, ends_rollback: bool = False
-) -> Manifest:
-    """For all devices. `source` is the version that somebody turns away from, if it is not the current one."""
-    source = source or rolled_back(exports) or _current(exports)
+def _make_current(exports: Path, version: int) -> Manifest:
+    current = _current(exports)
+    if version == current:
+        raise UserError(f"version {version} is the current one already")
+    source = rolled_back(exports) or current
     manifest = _check_whole(exports, version)
     signing_key(exports)  # one that is missing is told before anything changes
-    back = version < source and not ends_rollback
-    if back:
+    if version < source:
         note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
-    end_staging(exports)
-    point_at(exports, exports / folder_name(version))
-    if not back:
-        note(exports, rolled_back_from=None)
+    point_at(exports, version)
     return manifest
 
 
 def _current(exports: Path) -> int:
-    current = latest_version(exports)
-    if current is None:
+    if not (exports / LATEST).exists():
         raise UserError(f"{exports} holds no published version yet: publish one first")
-    return current
+    return read_latest(exports).version
 
 
 def _check_whole(exports: Path, version: int) -> Manifest:
@@ -178,10 +167,44 @@ def _check_whole(exports: Path, version: int) -> Manifest:
     return manifest
 
 
-def read_current(exports: Path) -> tuple[Manifest, Path]:
-    latest = read_latest(exports)
-    folder = exports / latest.folder
-    return read_manifest(folder, latest), folder
+# Devices that stay on a version ---------------------------------------------------------------------------------------
+
+
+def pinned(exports: Path) -> Pinned | None:
+    """Who stays on which version; None when nobody does, or when the file is damaged."""
+    try:
+        facts = json.loads((exports / PINNED).read_bytes())
+        PINNED_FORMAT.is_old(facts["format"], exports / PINNED)
+        devices = tuple(map(check_id, facts["devices"]))
+        return Pinned(int(facts["version"]), devices, str(facts["latest"]))
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+
+
+def pin(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
+    """Keep these devices, and no others, on this version until `unpin`."""
+    if not devices:
+        raise UserError("name the devices, with commas between them")
+    with changing(exports):
+        current, manifest = _current(exports), _check_whole(exports, version)
+        latest = _latest_for(exports / folder_name(version)).decode()
+        facts = {"version": version, "devices": list(map(check_id, devices)), "latest": latest}
+        write_atomically(exports / PINNED, json.dumps({"format": PINNED_FORMAT.current, **facts}))
+        # Written once more, so that it is the later word for a device that is freed.
+        point_at(exports, current)
+    return manifest
+
+
+def unpin(exports: Path) -> int:
+    """Let all devices follow the current version again, which is returned."""
+    with changing(exports):
+        if not (exports / PINNED).exists():
+            raise UserError("no device is kept on a version: `pin` does that")
+        (exports / PINNED).unlink()
+        return _current(exports)
+
+
+# The folder -----------------------------------------------------------------------------------------------------------
 
 
 def _folders(exports: Path) -> list[Path]:
@@ -208,37 +231,38 @@ def changing(exports: Path) -> Iterator[None]:
 
 
 def _history(exports: Path) -> dict[str, Any]:
-    """The last number given and the version rolled back from; defaults when the file cannot be read."""
-    try:
-        history = json.loads((exports / HISTORY).read_text(encoding="utf-8"))
-        source = history["rolled_back_from"]
-        return {
-            "last_version": int(history["last_version"]),
-            "rolled_back_from": None if source is None else int(source),
-            "serial": int(history.get("serial", 0)),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"last_version": 0, "rolled_back_from": None, "serial": 0}
+    """Defaults when the file cannot be read."""
+    history: dict[str, Any] = {"last_version": 0, "rolled_back_from": None, "serial": 0}
+    with suppress(OSError, ValueError):
+        noted = json.loads((exports / HISTORY).read_bytes())
+        history |= {name: noted[name] for name in history if name in noted}
+    return history
+
+
+def note(exports: Path, **changes: int) -> None:
+    """Remember in the folder's history."""
+    write_atomically(exports / HISTORY, json.dumps({"format": FORMAT, **_history(exports), **changes}))
 
 
 def next_version(exports: Path) -> int:
     numbers = [int(folder.name[1:]) for folder in _folders(exports)]
-    return max([_history(exports)["last_version"], latest_or_none(exports) or 0, *numbers]) + 1
+    return max([_history(exports)["last_version"], latest_version(exports) or 0, *numbers]) + 1
 
 
-def note(exports: Path, **changes: int | None) -> None:
-    history = {"format": FORMAT, **_history(exports), **changes}
-    write_atomically(exports / HISTORY, json.dumps(history))
+def point_at(exports: Path, version: int) -> None:
+    """Make it current; under the folder's lock."""
+    write_atomically(exports / LATEST, _latest_for(exports / folder_name(version)))
 
 
-def latest_for(folder: Path) -> bytes:
-    """The latest.json that names this version, signed if the workspace names a key."""
+def _latest_for(folder: Path) -> bytes:
+    """The latest.json that names this version; both are signed if the workspace names a key."""
     data = (folder / MANIFEST).read_bytes()
     latest = Latest(int(folder.name[1:]), folder.name, sha256(data))
     exports = folder.parent
     key = signing_key(exports)
     if key is None:
         return latest.to_bytes()
+    key.sign_folder(folder)
     # Higher than any before, so that a device knows which of two is the later one.
     serial = max(_history(exports)["serial"], _signed_serial(exports) or 0) + 1
     note(exports, serial=serial)
@@ -251,7 +275,9 @@ def latest_for(folder: Path) -> bytes:
 
 def signing_key(exports: Path) -> PrivateKey | None:
     """The key of the workspace; a `UserError` if it names none and yet the current version is signed."""
-    key = key_of(exports)
+    settings = Layout(exports.parent).settings
+    named = Settings.load(settings).publish_key if settings.exists() else ""
+    key = PrivateKey(Path(named)) if named else None
     if key is None and _signed_serial(exports) is not None:
         raise UserError(
             "the current version is signed and no key is named for the next, which devices would refuse: name it with "
@@ -262,39 +288,24 @@ def signing_key(exports: Path) -> PrivateKey | None:
 
 def _signed_serial(exports: Path) -> int | None:
     """The number of the current latest.json; None if it is not signed."""
-    try:
-        signature = read_latest(exports).signature
-    except BadModel:
-        return None
-    return None if signature is None else signature.serial
+    latest = _latest(exports)
+    return latest.signature.serial if latest and latest.signature else None
 
 
-def point_at(exports: Path, folder: Path) -> None:
-    write_atomically(exports / LATEST, latest_for(folder))
-
-
-def sign_versions(exports: Path) -> int:
-    """Sign every kept version and the current one with the workspace's key; how many there are."""
-    key = key_of(exports)
-    if key is None:
-        raise UserError(
-            "there is no key to sign with: name one with --sign FILE (`python -m export keygen` makes one)"
-        )
+def sign_current(exports: Path) -> None:
+    """Sign what devices have now, with a key that was just named; a rollback signs the version that it returns to."""
     with changing(exports):
-        folders = [folder for folder in _folders(exports) if (folder / MANIFEST).exists()]
-        for folder in folders:
-            key.sign_folder(folder)
         if (current := latest_version(exports)) is not None:
-            point_at(exports, exports / folder_name(current))
-        if (tried := staged(exports)) is not None:
-            latest = latest_for(exports / folder_name(tried.version))
-            write_staged(exports, tried.version, tried.devices, latest)
-    return len(folders)
+            point_at(exports, current)
+        kept = pinned(exports)
+    if kept is not None:
+        pin(exports, kept.version, kept.devices)
 
 
 def prune(exports: Path, keep: int) -> None:
-    tried = staged(exports)
-    used = (latest_version(exports), tried.version if tried else None)
+    """Remove all but the newest, the current one, and the one that devices are kept on."""
+    kept = pinned(exports)
+    used = (latest_version(exports), kept.version if kept else None)
     for folder in _folders(exports)[:-keep]:
         if int(folder.name[1:]) not in used:
             removing = exports / f".{folder.name}.removing"

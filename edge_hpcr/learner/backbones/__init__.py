@@ -1,15 +1,13 @@
-"""The backbones: every class with a `name` in a file of this folder, and `timm:NAME` for a model of timm's."""
+"""The backbones: every class with a `name` in a file of this folder."""
 
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig, NoBackbone, Trunk
+from edge_hpcr.common.errors import one_of
+from edge_hpcr.learner.backbones.backbone import Backbone, BackboneConfig, Trunk
 
-__all__ = ["Backbone", "BackboneConfig", "NoBackbone", "Trunk", "backbone_class", "names"]
-
-TIMM = "timm:"
+__all__ = ["Backbone", "BackboneConfig", "Trunk", "backbone_class", "names"]
 
 
 @cache
@@ -20,23 +18,9 @@ def _found() -> dict[str, type[Backbone]]:
 
 
 def names() -> tuple[str, ...]:
-    """All backbones that need no further name."""
-    return tuple(sorted(name for name in _found() if name != TIMM))
+    return tuple(sorted(_found()))
 
 
 def backbone_class(name: str) -> type[Backbone]:
-    """The backbone of this name; what follows `timm:` is checked when it is made."""
-    if name.startswith(TIMM):
-        from edge_hpcr.learner.backbones.timm_model import named
-
-        try:
-            return named(name)
-        except UserError as error:
-            raise NoBackbone(str(error)) from error
-        except ImportError as error:
-            raise NoBackbone(
-                f"the backbone {name} needs the package timm ({error}): pip install timm"
-            ) from error
-    if name not in names():
-        raise NoBackbone(f"unknown backbone {name!r}: choose one of {', '.join(names())}, or timm:NAME")
+    one_of("backbone", name, names())
     return _found()[name]

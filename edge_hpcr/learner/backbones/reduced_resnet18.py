@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from edge_hpcr.learner.backbones.contract import Backbone, BackboneConfig
+from edge_hpcr.learner.backbones.backbone import Backbone, BackboneConfig
 from edge_hpcr.learner.winograd import Conv3x3
 
 POOL = 4

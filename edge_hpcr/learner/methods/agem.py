@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.learner.methods.contract import Batch, Method, StepView
+from edge_hpcr.learner.methods.method import Batch, Method, StepView
 
 
 def projected(gradients: list[Tensor], reference: list[Tensor]) -> list[Tensor]:
@@ -23,9 +23,6 @@ class AGEM(Method):
     name = "agem"
     order = 116
     source = "Chaudhry et al., ICLR 2019 (arXiv 1812.00420); a public program (RaptorMai) was read"
-
-    def begin(self, view: StepView) -> None:
-        self.network = view.network
 
     def loss(self, batch: Batch) -> Tensor:
         self.reference: list[Tensor] = []

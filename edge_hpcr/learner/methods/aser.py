@@ -1,17 +1,16 @@
 """ASER_mu: replay and store by adversarial Shapley values of a nearest-neighbour classifier over the features."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import losses
-from edge_hpcr.learner.memory import Replay
-from edge_hpcr.learner.methods.contract import Batch, HeldSamples, Method, StepView
-
-PAPER_OPTIONS = {"cifar10": {"per_class": 9}, "cifar100": {"per_class": 2}, "mini_imagenet": {"per_class": 3}}
+from edge_hpcr.common.errors import check_at_least
+from edge_hpcr.learner.memory import Replay, ReplayMemory
+from edge_hpcr.learner.methods.er import ER
+from edge_hpcr.learner.methods.method import Batch, StepView
 
 
 @dataclass(frozen=True)
@@ -20,30 +19,29 @@ class Config:
     per_class: int = 3  # n_c: samples of each class that are compared
 
     def __post_init__(self) -> None:
-        for name in ("neighbours", "per_class"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}: give at least 1")
+        check_at_least(1, self, "neighbours", "per_class")
 
 
-class ASER(Method):
+class ASER(ER):
     """Until the memory is full it is ER. Then it replays samples that help the held classes and stand in the way of the
     incoming ones, and keeps those that help to classify the others."""
 
     name = "aser"
     order = 120
     Config = Config
-    paper_options = PAPER_OPTIONS
+    paper_options: ClassVar = {
+        "cifar10": {"per_class": 9},
+        "cifar100": {"per_class": 2},
+        "mini_imagenet": {"per_class": 3},
+    }
     source = (
         "Shim et al., AAAI 2021; the program RaptorMai/online-continual-learning was read, whose classifier knows the "
         "number of all classes from the start: here it is of those seen so far, and batch-norm takes its statistics of incoming and replayed images apart"
     )
 
-    def loss(self, batch: Batch) -> Tensor:
-        return losses.replay_cross_entropy(batch.logits, batch.labels)
-
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         held = view.held
-        if len(held) < held.capacity():
+        if len(held) < held.planned_capacity():
             return held.sample(size)
         candidates = held.at(self._balanced(held, view.rng))
         friends = held.at(self._balanced(held, view.rng, without=candidates.slots))
@@ -58,7 +56,7 @@ class ASER(Method):
 
     def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:
         held, count = view.held, batch.incoming_rows // batch.views
-        room = max(0, min(held.capacity() - len(held), count))
+        room = max(0, min(held.planned_capacity() - len(held), count))
         slots: dict[int, int | None] = dict.fromkeys(range(room))
         rows = np.arange(room, count)
         if not len(rows) or not len(held):
@@ -66,7 +64,7 @@ class ASER(Method):
         features = self._features(view, batch.inputs[:count])
         columns = batch.labels[:count].cpu().numpy()
         # A class that the memory hardly knows would be worth nothing to the samples it holds.
-        few = view.rng.uniform(0, held.capacity() / batch.num_classes)
+        few = view.rng.uniform(0, held.planned_capacity() / batch.num_classes)
         known = np.bincount(held.labels(), minlength=batch.num_classes)
         minority = rows[known[columns[rows]] < few]
         points = held.at(self._balanced(held, view.rng))
@@ -86,7 +84,7 @@ class ASER(Method):
         return slots | dict(zip(newcomers.tolist(), victims.tolist(), strict=True))
 
     def _balanced(
-        self, held: HeldSamples, rng: np.random.Generator, without: np.ndarray | None = None
+        self, held: ReplayMemory, rng: np.random.Generator, without: np.ndarray | None = None
     ) -> np.ndarray:
         """Slots of up to `per_class` samples of each class, at most half of the memory: others must be left to compare."""
         labels, free = held.labels(), np.ones(len(held), bool)

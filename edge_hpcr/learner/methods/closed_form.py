@@ -1,4 +1,4 @@
-"""What the closed-form methods share: statistics of the features of a network that stays as it is.
+"""What the closed-form methods share, and NCM: statistics of the features of a network that stays as it is.
 
 No loss is minimised and no sample is kept. The statistics are sums over samples: any order of the samples gives the same
 classifier, up to rounding, and a sample can be taken out again.
@@ -6,32 +6,37 @@ classifier, up to rounding, and a sample can be taken out again.
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
-from edge_hpcr.learner.methods.contract import Method, StepView
+from edge_hpcr.learner.methods.method import Method, StepView
 from edge_hpcr.learner.network import Classifier, Network
 
 
 class ClosedForm(Method):
     """Keeps the number of samples of each class and the sum of their directions, which is the class's proxy.
 
-    A subclass that keeps more extends `KEPT`, `begin`, `change` and the two hooks of classes, and solves its equations
+    A subclass that keeps more extends `KEPT` (or `SYMMETRIC`), `begin`, `change` and the two hooks of classes, and solves its equations
     in `solve`: when somebody asks, and not after every sample.
     """
 
     uses_memory = False
     closed_form = True
     KEPT: tuple[str, ...] = ("counts", "sums")  # the attributes that are its state
+    SYMMETRIC: tuple[str, ...] = ()  # and those of which half is kept
 
     counts: Tensor  # int64 [C]
     sums: Tensor  # float32 [C, D]
     _solved: Classifier | None = None
 
     def begin(self, view: StepView) -> None:
+        super().begin(view)
         self.counts = torch.zeros(0, dtype=torch.int64, device=view.device)
         self.sums = torch.zeros(0, view.network.feature_size, device=view.device)
 
@@ -67,33 +72,67 @@ class ClosedForm(Method):
 
     def bytes_left(self, view: StepView) -> int | None:
         """What the memory's byte budget leaves beside the class means for statistics of pairs of features; None: no budget."""
-        if view.held.budget is None:
+        if view.held.config.bytes is None:
             return None
-        left = view.held.budget - self.counts.nbytes - self.sums.nbytes - 8
+        left = view.held.config.bytes - self.counts.nbytes - self.sums.nbytes - 8
         if left < 4:
             classes, features = self.sums.shape
             raise UserError(
-                f"a memory of {format_bytes(view.held.budget)} is too small for {self.name} with {classes} classes of "
+                f"a memory of {format_bytes(view.held.config.bytes)} is too small for {self.name} with {classes} classes of "
                 f"{features:,} features: raise the budget"
             )
         return left
 
-    def classifier(self, view: StepView, network: Network) -> nn.Module:
+    def classifier(self, view: StepView, network: Network) -> Classifier:
         if self._solved is None:
-            self._solved = self.solve(network)
+            self._solved = self.solve(view, network)
         return self._solved
 
-    def solve(self, network: Network) -> Classifier:
+    def solve(self, view: StepView, network: Network) -> Classifier:
         return Classifier.by_proxies(network)
 
+    def bytes(self) -> int:
+        halves = (getattr(self, name) for name in self.SYMMETRIC)
+        return sum(getattr(self, name).nbytes for name in self.KEPT) + sum(
+            half_bytes(len(each)) for each in halves
+        )
+
     def state(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self.KEPT}
+        halves = {name: lower_half(getattr(self, name)) for name in self.SYMMETRIC}
+        return {name: getattr(self, name) for name in self.KEPT} | halves
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self._solved = None
         for name in self.KEPT:
             setattr(self, name, state[name])
+        for name in self.SYMMETRIC:
+            setattr(self, name, symmetric(state[name]))
 
 
 def without(tensor: Tensor, row: int) -> Tensor:
     return torch.cat([tensor[:row], tensor[row + 1 :]])
+
+
+def half_bytes(size: int) -> int:
+    """Of a symmetric matrix of 32-bit numbers, with its diagonal."""
+    return 2 * size * (size + 1)
+
+
+def lower_half(matrix: Tensor) -> Tensor:
+    """A symmetric matrix row by row, each up to the diagonal: Cholesky's decomposition reads no more."""
+    return torch.cat([row[: number + 1] for number, row in enumerate(matrix)])
+
+
+def symmetric(half: Tensor) -> Tensor:
+    """The matrix of which `lower_half` kept half."""
+    size = (math.isqrt(8 * len(half) + 1) - 1) // 2
+    lower = pad_sequence(half.split(list(range(1, size + 1))), batch_first=True)
+    return lower + lower.tril(-1).T
+
+
+class NCM(ClosedForm):
+    """Nearest class mean: the class whose mean direction has the largest cosine with the feature."""
+
+    name = "ncm"
+    order = 92
+    source = "nearest class mean, as in SimpleCIL (Zhou et al. 2023); no row of the paper's tables"

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import check_at_least
 from edge_hpcr.learner import losses
 from edge_hpcr.learner.memory import Replay
-from edge_hpcr.learner.methods.contract import Batch, Method, StepView
+from edge_hpcr.learner.methods.method import Batch, Method, StepView
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,15 @@ class Config:
     beta: float = 1.0  # of the labels
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)}: a weight of a loss is not negative")
+        check_at_least(0, self, "alpha", "beta")
 
 
 class DERpp(Method):
     name = "derpp"
     order = 122
-    source = "Buzzega et al., NeurIPS 2020 (arXiv 2004.07211); the authors' program (Mammoth) was read"
-    known_difference = (
-        "it adds means where ER's equation takes one, so that incoming images count twice as much as in ER"
+    source = (
+        "Buzzega et al., NeurIPS 2020 (arXiv 2004.07211); the authors' program (Mammoth) was read, which adds means where "
+        "ER's equation takes one, so that incoming images count twice as much as in ER"
     )
     Config = Config
     stores_logits = True

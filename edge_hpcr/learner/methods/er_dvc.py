@@ -1,22 +1,19 @@
 """ER-DVC, dual view consistency: two views of a sample say the same, alone and together."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import check_at_least
 from edge_hpcr.learner.memory import Replay
-from edge_hpcr.learner.methods.contract import Batch, Method, StepView
-from edge_hpcr.learner.methods.lookahead import after_virtual_step
+from edge_hpcr.learner.methods.method import Batch, Method, StepView
+from edge_hpcr.learner.methods.shared import after_virtual_step
 from edge_hpcr.learner.network import ClassRows, Network
 
-PAPER_OPTIONS: dict[str, dict[str, float]] = {
-    "cifar10": {"lam": 2.0, "classes": 10},
-    "tiny_imagenet": {"classes": 200},
-}
 # The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
 INTO, OUT = "joint_in", "joint_out"
 UNITS = 128
@@ -29,11 +26,8 @@ class Config:
     candidates: int = 50  # among which those to replay are chosen
 
     def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise UserError(f"lam {self.lam}: a weight of a loss is not negative")
-        for name in ("classes", "candidates"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}: give at least 1")
+        check_at_least(0, self, "lam")
+        check_at_least(1, self, "classes", "candidates")
 
 
 class ERDVC(Method):
@@ -42,16 +36,15 @@ class ERDVC(Method):
     name = "er_dvc"
     order = 130
     Config = Config
-    paper_options = PAPER_OPTIONS
+    paper_options: ClassVar = {"cifar10": {"lam": 2.0, "classes": 10}, "tiny_imagenet": {"classes": 200}}
     source = (
         "Gu et al., CVPR 2022; the program YananGu/DVC was read; here the joint classifier grows with the classes and has "
         "no biases, and candidates are scored with fixed batch-norm statistics; the program's mean over all classes of the "
         "data was taken over after a look at digits' test accuracy"
     )
-    network: Network
 
     def begin(self, view: StepView) -> None:
-        self.network = view.network
+        super().begin(view)
         self.seed = int(view.rng.integers(2**31))  # a restored learner draws the same
         view.network.extra[INTO] = ClassRows(2 * UNITS, view.device)
         view.network.extra[OUT] = ClassRows(UNITS, view.device)
@@ -91,7 +84,7 @@ class ERDVC(Method):
             return self._of_views(network, features[: len(plain)], features[len(plain) :], labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)
-        samples, labels = view.plain(drawn.inputs), torch.from_numpy(drawn.labels).to(view.device)
+        samples, labels = view.samples(drawn)
         growth = gradient_size(later, samples, labels) - gradient_size(view.network.eval(), samples, labels)
         most = growth.argsort(descending=True, stable=True)[:size].cpu().numpy()
         return view.held.at(drawn.slots[most])
@@ -100,7 +93,7 @@ class ERDVC(Method):
 def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, weight: float) -> Tensor:
     """The loss of two views' logits and of those of both together.
 
-    Cross-entropy, minus the mean entropy of what each of the three says of the batch on average (so that it does not
+    Cross-entropy, minus the mean entropy of the three average answers to the batch (so that it does not
     collapse to few classes), plus `weight` times how far the views' probabilities are from the joint ones in sum.
     """
     cross_entropy = F.cross_entropy(torch.cat([first, second]), labels.repeat(2))

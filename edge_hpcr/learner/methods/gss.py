@@ -1,54 +1,41 @@
 """GSS-greedy, gradient-based sample selection: keep samples whose gradients differ from those that are held."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner import losses
-from edge_hpcr.learner.methods.contract import Batch, Method, StepView
-from edge_hpcr.learner.methods.per_sample import PerSample
+from edge_hpcr.learner.methods.er import ER
+from edge_hpcr.learner.methods.method import Batch, StepView
 from edge_hpcr.learner.network import Network
 
 FIRST = 0.1  # the score of samples that met an empty memory
+BATCHES = 10  # n_s: random batches of held samples whose gradients are compared with
+BATCH_SIZE = 10
 
 
-@dataclass(frozen=True)
-class Config:
-    batches: int = 10  # n_s: random batches of held samples whose gradients are compared with
-    batch_size: int = 10
-
-    def __post_init__(self) -> None:
-        for name in ("batches", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}: give at least 1")
-
-
-class GSS(Method):
+class GSS(ER):
     """Replays at random, as ER. A sample's score is the largest cosine of its gradient with those of held samples."""
 
     name = "gss"
     order = 115
-    Config = Config
     source = "Aljundi et al., NeurIPS 2019; the program RaptorMai/online-continual-learning was read"
+    gone: ClassVar = {"batches": BATCHES, "batch_size": BATCH_SIZE}
 
     # Of the batch that is stored next: the id of each newcomer, and its score.
     coming: tuple[Batch, dict[int, float]] | None = None
 
     def begin(self, view: StepView) -> None:
-        self.scores = PerSample(FIRST, torch.float32)
-
-    def loss(self, batch: Batch) -> Tensor:
-        return losses.replay_cross_entropy(batch.logits, batch.labels)
+        super().begin(view)
+        self.scores: dict[int, float] = {}  # by sample id, because slots change; in 32 bits, as kept
 
     def choose_slots(self, view: StepView, batch: Batch) -> dict[int, int | None] | None:
         held, count = view.held, batch.incoming_rows // batch.views
         inputs, labels = batch.inputs[:count], batch.labels[:count]
-        network, room = view.network.eval(), min(count, held.capacity() - len(held))
+        network, room = view.network.eval(), min(count, held.planned_capacity() - len(held))
         # A full memory refuses a batch whose gradient agrees with that of any held batch: stop at the first.
         refusing = gradient(network, inputs, labels) if room <= 0 else None
         kept: list[Tensor] = []
@@ -61,30 +48,34 @@ class GSS(Method):
         slots: dict[int, int | None] = dict.fromkeys(range(room))
         room = room if room > 0 else count
         scores = similarities(network, inputs[:room], labels[:room], torch.stack(kept) if kept else None)
-        slots = slots or dict(replacements(np.array(self.scores.of(held.ids())), scores, view.rng))
+        slots = slots or dict(replacements(self._scores_of(held.ids()), scores, view.rng))
         self.coming = batch, {int(batch.ids[row]): float(scores[row]) for row in slots}
         return slots
 
     def after_step(self, view: StepView, batch: Batch) -> None:
         # What a refused step chose is not stored.
         new = self.coming[1] if self.coming is not None and self.coming[0] is batch else {}
-        self.scores.follow(view.held.ids(), new)
+        held = view.held.ids().tolist()
+        scores = (new.get(each, self.scores.get(each, FIRST)) for each in held)
+        self.scores = {each: float(np.float32(score)) for each, score in zip(held, scores, strict=True)}
         self.coming = None
 
     def _gradients_of_held(self, view: StepView) -> Iterator[Tensor]:
         held = len(view.held)
-        size = min(self.config.batch_size, held)
-        number = min(self.config.batches, held // size) if held else 0
+        size = min(BATCH_SIZE, held)
+        number = min(BATCHES, held // size) if held else 0
         for slots in view.rng.permutation(held)[: number * size].reshape(number, size):
-            drawn = view.held.at(slots)
-            labels = torch.from_numpy(drawn.labels).to(view.device)
-            yield gradient(view.network, view.plain(drawn.inputs), labels)
+            yield gradient(view.network, *view.samples(view.held.at(slots)))
+
+    def _scores_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.array([self.scores.get(each, FIRST) for each in ids.tolist()])
 
     def state(self) -> dict[str, Tensor]:
-        return self.scores.state("scores")
+        ids = torch.tensor(list(self.scores), dtype=torch.int64)
+        return {"ids": ids, "scores": torch.tensor(list(self.scores.values()), dtype=torch.float32)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.scores.load_state(state, "scores")
+        self.scores = dict(zip(state["ids"].tolist(), state["scores"].tolist(), strict=True))
 
 
 def gradient(network: Network, inputs: Tensor, labels: Tensor) -> Tensor:

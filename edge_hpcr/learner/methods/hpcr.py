@@ -1,6 +1,7 @@
 """HPCR (eq. hpcr, Algorithm 1): PCR with a contrastive (HC), a temperature (HT) and two distillation components (HD).
 
-The ablation rows of the paper's table (`ablations.py`) are the same loss with parts switched off.
+The ablation rows of the paper's table, PCR among them, are the same loss with parts switched off, each on top of the one
+before.
 """
 
 from dataclasses import dataclass
@@ -9,17 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError, check_at_least, one_of
 from edge_hpcr.learner import losses
-from edge_hpcr.learner.methods.contract import Batch, Method
-
-PAPER_OPTIONS = {"cifar10": {"alpha": 0.01}}
+from edge_hpcr.learner.methods.method import Batch, Method
 
 
 @dataclass(frozen=True)
 class Config:
     smallest_batch: int = 60  # N_min: from how many samples on sample pairs join
-    pairs: str = "apart"  # as in the authors' program; or "joined", as the paper prints it
     tau_high: float = 0.16
     tau_low: float = 0.05
     cycle: int = 500  # S
@@ -32,25 +30,22 @@ class Config:
 
     def __post_init__(self) -> None:
         one_of("schedule", self.schedule, losses.SCHEDULES)
-        one_of("pairs", self.pairs, ("apart", "joined"))
         one_of("distillation", self.distillation, ("pcd", "der"))
         one_of("distil", self.distil, ("older", "always"))
         one_of("distil_new", self.distil_new, ("initial", "zero", "none"))
         if not 0 < self.tau_low <= self.tau_high:
             raise UserError(f"tau_low {self.tau_low}, tau_high {self.tau_high}: give 0 < tau_low <= tau_high")
-        if self.cycle < 1:
-            raise UserError(f"cycle {self.cycle}: a temperature cycle takes at least one step")
-        for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} {getattr(self, name)}: a weight of a loss is not negative")
+        check_at_least(1, self, "cycle")
+        check_at_least(0, self, "alpha", "beta")
 
 
 class HPCR(Method):
     name = "hpcr"
     order = 10
     Config = Config
-    paper_options = PAPER_OPTIONS
+    paper_options: ClassVar = {"cifar10": {"alpha": 0.01}}
     earlier: ClassVar = {"distil_new": "none"}
+    gone: ClassVar = {"pairs": "apart"}
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -70,8 +65,7 @@ class HPCR(Method):
     def contrast(self, batch: Batch) -> Tensor:
         """eq. pcrloss, and eq. pcr+ with sample pairs in large batches."""
         if losses.uses_sample_pairs(batch.distinct_samples, self.config.smallest_batch):
-            joined = self.config.pairs == "joined"
-            return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau, joined)
+            return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau)
         return losses.pcr(batch.logits, batch.labels)
 
     def multiplier(self, batch: Batch) -> float:
@@ -109,5 +103,57 @@ class HPCR(Method):
     def sample_distillation(self, batch: Batch) -> Tensor:
         """eq. scd over the replayed rows."""
         return losses.scd(
-            batch.sketches[batch.replayed], batch.records.features, self.distillable(batch), batch.tau
+            batch.features[batch.replayed], batch.records.features, self.distillable(batch), batch.tau
         )
+
+
+NO_SCD: dict[str, Any] = {"beta": 0.0}
+NO_DISTILLATION = NO_SCD | {"alpha": 0.0, "distillation": "pcd", "distil": "older", "distil_new": "none"}
+NO_TEMPERATURE = NO_DISTILLATION | {"tau_high": 1.0, "tau_low": 1.0, "cycle": 1, "schedule": "constant"}
+
+
+class WithoutSCD(HPCR):
+    name = "pcr_ct_pcd"
+    order = 20
+    fixed = NO_SCD
+
+
+class WithoutDistillation(WithoutSCD):
+    name = "pcr_ct"
+    order = 30
+    fixed = NO_DISTILLATION
+
+
+class Contrastive(WithoutDistillation):
+    name = "pcr_c"
+    order = 40
+    fixed = NO_TEMPERATURE | {"smallest_batch": 0}  # sample pairs in every batch, however small
+    earlier: ClassVar = {**HPCR.earlier, "pairs": "joined"}
+
+
+class PCR(WithoutDistillation):
+    name = "pcr"
+    order = 50
+    # No sample pairs: only proxies of the batch's classes compete.
+    fixed = NO_TEMPERATURE | {"smallest_batch": 2**31}
+
+
+class Couple1(Method):
+    """eq. coupleloss1, a plain way to join the proxy-based and the contrastive-based loss: simply added."""
+
+    name = "couple_1"
+    order = 60
+
+    def loss(self, batch: Batch) -> Tensor:
+        contrastive = losses.supervised_contrastive(batch.features, batch.labels, batch.tau)
+        return losses.replay_cross_entropy(batch.logits, batch.labels) + contrastive
+
+
+class Couple2(Method):
+    """eq. coupleloss2, another one: anchor-to-sample pairs as further rivals in the cross-entropy."""
+
+    name = "couple_2"
+    order = 70
+
+    def loss(self, batch: Batch) -> Tensor:
+        return losses.cross_entropy_with_samples(batch.logits, batch.features, batch.labels, batch.tau)

@@ -3,41 +3,33 @@
 Of 50 candidates the 10 with the largest `l(x; after the step) - l(x; now)`, scored with batch-norm's running statistics.
 """
 
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner.memory import Replay
-from edge_hpcr.learner.methods.contract import StepView
 from edge_hpcr.learner.methods.er import ER
-from edge_hpcr.learner.methods.lookahead import after_virtual_step
+from edge_hpcr.learner.methods.method import StepView
+from edge_hpcr.learner.methods.shared import after_virtual_step
 from edge_hpcr.learner.network import Network
 
-
-@dataclass(frozen=True)
-class Config:
-    candidates: int = 50
-
-    def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise UserError(f"candidates {self.candidates}: give at least 1")
+CANDIDATES = 50
 
 
 class MIR(ER):
     name = "mir"
     order = 114
-    source = "Aljundi et al., NeurIPS 2019 (arXiv 1908.04742); public programs (RaptorMai, AML) were read"
-    known_difference = (
-        "scored with batch-norm's running statistics, where the programs take the candidates' own"
+    source = (
+        "Aljundi et al., NeurIPS 2019 (arXiv 1908.04742); public programs (RaptorMai, AML) were read; here candidates are "
+        "scored with batch-norm's running statistics, where they take the candidates' own"
     )
-    Config = Config
+    gone: ClassVar = {"candidates": CANDIDATES}
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
-        drawn = view.held.sample(self.config.candidates)
+        drawn = view.held.sample(CANDIDATES)
         now = view.network.eval()
         increase = self.losses(view, after_virtual_step(view, inputs, columns), drawn) - self.losses(
             view, now, drawn
@@ -48,5 +40,5 @@ class MIR(ER):
     @staticmethod
     @torch.no_grad()
     def losses(view: StepView, network: Network, drawn: Replay) -> Tensor:
-        logits = network.logits(network.features(view.plain(drawn.inputs)))
-        return F.cross_entropy(logits, torch.from_numpy(drawn.labels).to(view.device), reduction="none")
+        inputs, labels = view.samples(drawn)
+        return F.cross_entropy(network.logits(network.features(inputs)), labels, reduction="none")

@@ -3,11 +3,9 @@
 ER's loss goes through a surrogate classifier, which teaches the features and is used for nothing else; the proxies, which
 answer, follow a fresh draw from memory, with features as they are used for predictions. Of the publication the abstract and
 the introduction were read (the classifier is optimised apart from the layers before it); the surrogate stands in a public
-program of others (`er_obc`, built on Mammoth), commented out. `surrogate=false` is the first edition's reading: no second
-classifier, the features learn through the proxies. The size of the fresh draw is ER's.
+program of others (`er_obc`, built on Mammoth), commented out. The size of the fresh draw is ER's.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,45 +13,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.learner import losses
-from edge_hpcr.learner.methods.contract import Batch, StepView
 from edge_hpcr.learner.methods.er import ER
+from edge_hpcr.learner.methods.method import Batch, StepView
 from edge_hpcr.learner.network import ClassRows
-
-
-@dataclass(frozen=True)
-class Config:
-    surrogate: bool = True  # the features learn through a classifier of their own
 
 
 class OBC(ER):
     name = "obc"
     order = 132
+    from_description = True
     source = (
-        "Chrysakis and Moens, ICLR 2023, abstract and introduction; the surrogate after a program of others"
+        "Chrysakis and Moens, ICLR 2023, abstract and introduction; the surrogate after a program of others; here the "
+        "classifier follows 10 plain images per step, where that program takes 50 augmented ones"
     )
-    known_difference = (
-        "the classifier follows 10 plain images a step, where that program takes 50 augmented ones"
-    )
-    Config = Config
     earlier: ClassVar = {"surrogate": False}
-
-    surrogate: ClassRows | None = None
+    gone: ClassVar = {"surrogate": True}
 
     def begin(self, view: StepView) -> None:
-        self.network = view.network
-        if self.config.surrogate:
-            self.surrogate = ClassRows(view.network.feature_size, view.device)
-            self.network.extra["surrogate"] = self.surrogate
+        super().begin(view)
+        self.surrogate = ClassRows(view.network.feature_size, view.device)
+        self.network.extra["surrogate"] = self.surrogate
 
     @torch.no_grad()
     def add_class(self) -> None:
         """The surrogate's row starts where the proxy does: an angle to zero has no meaning."""
-        if self.surrogate is not None:
-            self.surrogate.weight[-1] = self.network.proxies[-1]
+        self.surrogate.weight[-1] = self.network.proxies[-1]
 
     def loss(self, batch: Batch) -> Tensor:
-        if self.surrogate is None:
-            return super().loss(batch)
         rows = F.normalize(self.surrogate.weight, dim=1)
         logits = F.normalize(batch.features, dim=1) @ rows.T / batch.tau
         return losses.replay_cross_entropy(logits, batch.labels)
@@ -62,12 +48,12 @@ class OBC(ER):
         network = view.network
         if batch.incoming_rows == len(batch.labels):
             # While nothing is replayed, only the incoming samples can teach the classifier.
-            if self.surrogate is not None and self.surrogate.weight.grad is not None:
+            if self.surrogate.weight.grad is not None:
                 network.proxies.grad = self.surrogate.weight.grad.clone()
             return
-        drawn = view.held.sample(view.replay)
+        inputs, labels = view.samples(view.held.sample(view.replay))
         network.eval()
         with torch.no_grad():
-            features = network.features(view.plain(drawn.inputs))
-        loss = F.cross_entropy(network.logits(features), torch.from_numpy(drawn.labels).to(view.device))
+            features = network.features(inputs)
+        loss = F.cross_entropy(network.logits(features), labels)
         (network.proxies.grad,) = torch.autograd.grad(loss, [network.proxies])

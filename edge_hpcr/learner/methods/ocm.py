@@ -1,6 +1,7 @@
 """OCM, online continual learning by mutual information: contrast among rotated images, and the previous network's view."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -8,10 +9,8 @@ from torch.nn import functional as F
 
 from edge_hpcr.common.errors import check_positive
 from edge_hpcr.learner.methods import rotations
-from edge_hpcr.learner.methods.contract import Batch, StepView
-from edge_hpcr.learner.methods.previous import KeepsPrevious
-
-PAPER_OPTIONS = {"cifar10": {"scale": 0.5}}
+from edge_hpcr.learner.methods.method import Batch, StepView
+from edge_hpcr.learner.methods.shared import KeepsPrevious
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,12 @@ class Config:
 
 class OCM(KeepsPrevious):
     """Each image and its augmented view pass in 16 rotations. After the first task the classifier learns from replayed
-    images alone, and is held to what the previous network said of them."""
+    images alone, and must stay near the previous network's answers to them."""
 
     name = "ocm"
     order = 140
     Config = Config
-    paper_options = PAPER_OPTIONS
+    paper_options: ClassVar = {"cifar10": {"scale": 0.5}}
     source = (
         "Guo et al., ICML 2022; the program gydpku/OCM was read, whose distillation of logits the paper does not name; "
         "here the previous network's batch-norm statistics are fixed, one augmented view is rotated 16 times where it makes one of each rotation, and the learner's replay size and augmentation hold"

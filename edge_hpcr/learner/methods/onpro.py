@@ -1,6 +1,11 @@
 """OnPro, online prototypes: OCM's contrast, class prototypes that keep apart, and mixtures of classes that are near."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,11 +16,10 @@ from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods import rotations
 from edge_hpcr.learner.methods.closed_form import without
-from edge_hpcr.learner.methods.contract import Batch, Method, StepView
-from edge_hpcr.learner.methods.prototypes import Mixed, mixed_at_random, mixed_pairs, prototype_contrast
-from edge_hpcr.learner.network import Network
+from edge_hpcr.learner.methods.method import Batch, Method, StepView
 
-PAPER_OPTIONS = {"cifar10": {"alpha": 0.25, "mix": 0.6, "scale": 0.5}}
+LARGEST_SHARE = 0.6  # of the second image in a random mixture
+BETA = 0.4  # both parameters of the distribution of a share in mixtures of near classes
 
 
 @dataclass(frozen=True)
@@ -40,20 +44,19 @@ class OnPro(Method):
     name = "onpro"
     order = 150
     Config = Config
-    paper_options = PAPER_OPTIONS
+    paper_options: ClassVar = {"cifar10": {"alpha": 0.25, "mix": 0.6, "scale": 0.5}}
     needs_boundaries = True
     source = (
         "Wei et al., ICCV 2023; the program weilllllls/OnPro was read; here pairs of classes are drawn by their "
         "probabilities, where it rounds numbers of pairs; and the upright ones among all rotated images are classified, where it passes the replayed ones once more"
     )
-    network: Network
     # Of the last replayed images, in both views: where the classes that were among them are; others are zero.
     prototypes: Tensor
     _pairs: Mixed | None = None  # drawn with the replayed images, for the loss of the same step
 
     def begin(self, view: StepView) -> None:
-        self.network, self.rng = view.network, view.rng
-        self.augment, self.features = view.augment, view.features
+        super().begin(view)
+        self.rng, self.augment, self.features = view.rng, view.augment, view.features
         size = rotations.add_projection(view, self.name)
         self.prototypes = self._latest = torch.zeros(0, size, device=view.device)
         self.tasks_ended = 0
@@ -118,3 +121,92 @@ class OnPro(Method):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.prototypes, self.tasks_ended = state["prototypes"], int(state["tasks_ended"])
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Images, each a share of one class's image and for the rest of another's."""
+
+    images: Tensor
+    first: Tensor  # class columns
+    second: Tensor
+    share: Tensor  # of the second
+
+    def followed_by(self, other: Mixed) -> Mixed:
+        pairs = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return Mixed(*(torch.cat(pair) for pair in pairs))
+
+    def classes(self) -> Tensor:
+        """One number for each image: its class, or a number between two that no other mixture is likely to have."""
+        share = self.share.double()
+        return (1 - share) * self.first + share * self.second
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        first, second = (
+            F.cross_entropy(logits, each, reduction="none") for each in (self.first, self.second)
+        )
+        return ((1 - self.share) * first + self.share * second).mean()
+
+
+def prototype_contrast(
+    views: Sequence[Tensor], labels: Tensor, num_classes: int, tau: float
+) -> tuple[Tensor, Tensor]:
+    """How much nearer each class's prototype is to that of its other view than to those of other classes (OPE).
+
+    A prototype is the direction of a class's mean projection. Returns the loss, and the means over both views by class.
+    """
+    own = F.one_hot(labels, num_classes).to(views[0].dtype)
+    counts = own.sum(0)
+    means = [own.T @ view / counts.clamp_min(1)[:, None] for view in (views[0], views[-1])]
+    directions = F.normalize(torch.cat(means), dim=1)
+    # Classes that are not in the batch are masked, not left out: their number would be asked of the device.
+    present = (counts > 0).repeat(2)
+    outside = torch.eye(len(directions), dtype=torch.bool, device=labels.device) | ~present
+    logits = (directions @ directions.T / tau).masked_fill(outside, torch.finfo(own.dtype).min)
+    log_share = F.log_softmax(logits, dim=1)
+    pairs = torch.cat([log_share.diagonal(num_classes), log_share.diagonal(-num_classes)])
+    loss = -torch.where(present, pairs, 0.0).sum() / present.sum()
+    return loss, ((means[0] + means[1]) / 2).detach()
+
+
+def _mix(images: Tensor, others: Tensor, columns: Tensor, other_columns: Tensor, shares: np.ndarray) -> Mixed:
+    share = torch.from_numpy(shares).to(images)
+    weight = share[:, None, None, None]
+    return Mixed((1 - weight) * images + weight * others, columns, other_columns, share)
+
+
+def mixed_at_random(
+    images: Tensor, columns: Tensor, chance: float, rng: np.random.Generator, last: Mixed | None = None
+) -> Mixed:
+    """All images mixed with one another, each with a share of 0 to 0.6 of another, or none, decided at random.
+
+    Other mixtures may take the place of the last few.
+    """
+    count = len(images) - (0 if last is None else len(last.images))
+    shares, order = np.zeros(count), np.arange(count)
+    if rng.random() < chance:
+        shares, order = rng.uniform(0, LARGEST_SHARE, count), rng.permutation(count)
+    mixed = _mix(images[:count], images[order], columns[:count], columns[order], shares)
+    return mixed if last is None else mixed.followed_by(last)
+
+
+def mixed_pairs(view: StepView, prototypes: Tensor, number: int, chance: float) -> Mixed | None:
+    """Held images of classes that are near each other, mixed in pairs; None if no two classes can be compared.
+
+    A row of `prototypes` that is zero says nothing of its class.
+    """
+    labels = view.held.labels()
+    known = [c for c in np.unique(labels).tolist() if c < len(prototypes) and prototypes[c].any()]
+    if number < 1 or len(known) < 2:
+        return None
+    pairs = np.array(list(combinations(known, 2)))
+    distances = F.pdist(prototypes[known].double()).clamp_min(1e-6)
+    chosen = pairs[view.rng.choice(len(pairs), number, p=(1 / distances).softmax(0).numpy())]
+    first, second = (
+        view.held.at(np.array([view.rng.choice(np.flatnonzero(labels == column)) for column in columns]))
+        for columns in chosen.T
+    )
+    mixes = view.rng.random(number) < chance
+    shares = np.where(mixes, view.rng.beta(BETA, BETA, number), 0.0)
+    (images, columns), (others, other_columns) = view.samples(first), view.samples(second)
+    return _mix(images, others, columns, other_columns, shares)

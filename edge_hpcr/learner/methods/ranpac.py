@@ -8,34 +8,20 @@ random features and n samples: a function of the statistics alone, whatever the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import UserError, check_positive
 from edge_hpcr.learner.methods.closed_form import ClosedForm, without
-from edge_hpcr.learner.methods.contract import StepView
+from edge_hpcr.learner.methods.method import StepView
 from edge_hpcr.learner.network import Classifier, Network
 
-MOST = 10_000  # the publication's number of random features: 400 MB
-WITHOUT_BUDGET = 2_000  # 16 MB
+MOST = 10_000  # the publication's number of random features: 200 MB
+WITHOUT_BUDGET = 2_000  # 8 MB
 SEED = 0  # of R
-
-
-@dataclass(frozen=True)
-class Config:
-    size: int = 0  # random features; 0: as many as the memory's byte budget holds
-    ridge: float = 1.0  # a factor of `l`
-
-    def __post_init__(self) -> None:
-        check_positive("ridge", self.ridge)
-        if not 0 <= self.size <= MOST:
-            raise UserError(
-                f"size {self.size}: give 1 to {MOST:,} random features, or 0 for what the budget holds"
-            )
 
 
 class RandomFeatures(nn.Module):
@@ -58,8 +44,9 @@ class RanPAC(ClosedForm):
     name = "ranpac"
     order = 96
     source = "McDonnell et al., NeurIPS 2023; the authors' program was read; no row of the paper's tables"
-    Config = Config
-    KEPT = (*ClosedForm.KEPT, "gram", "targets", "samples")
+    gone: ClassVar = {"size": 0, "ridge": 1.0}
+    KEPT = (*ClosedForm.KEPT, "targets", "samples")
+    SYMMETRIC = ("gram",)
 
     gram: Tensor  # G, float32 [M, M]
     targets: Tensor  # Q transposed, float32 [C, M]
@@ -67,17 +54,18 @@ class RanPAC(ClosedForm):
 
     def begin(self, view: StepView) -> None:
         super().begin(view)
-        size = self.config.size or (WITHOUT_BUDGET if view.held.budget is None else MOST)
-        size = min(size, self._affordable(view))
+        size = self._affordable(view)
         self.gram = torch.zeros(size, size, device=view.device)
         self.targets = torch.zeros(0, size, device=view.device)
         self.samples = torch.zeros((), dtype=torch.int64, device=view.device)
         self._lift()
 
     def _affordable(self, view: StepView) -> int:
-        """How many random features the budget holds beside the class means: 4 M^2 + 4 M C bytes."""
-        left, classes = self.bytes_left(view), len(self.counts)
-        return MOST if left is None else max(1, int((math.sqrt(classes**2 + left) - classes) / 2))
+        """How many random features the budget holds beside the class means: 2 M (M + 1) + 4 M C bytes."""
+        left, linear = self.bytes_left(view), 2 * len(self.counts) + 1
+        if left is None:
+            return WITHOUT_BUDGET
+        return min(MOST, max(1, (math.isqrt(linear**2 + 2 * left) - linear) // 2))
 
     def _lift(self) -> None:
         self.lift = RandomFeatures(len(self.gram), self.sums.shape[1], self.sums.device)
@@ -102,10 +90,10 @@ class RanPAC(ClosedForm):
         self.targets.index_add_(0, columns, random, alpha=sign)
         self.samples += sign * len(columns)
 
-    def solve(self, network: Network) -> Classifier:
+    def solve(self, view: StepView, network: Network) -> Classifier:
         gram, samples = self.gram.cpu().double(), int(self.samples)
         share = len(gram) / (len(gram) + samples)
-        gram.diagonal().add_(self.config.ridge * share * gram.trace() / samples if samples else 1.0)
+        gram.diagonal().add_(share * gram.trace() / samples if samples else 1.0)
         weight = torch.cholesky_solve(self.targets.cpu().double().T, torch.linalg.cholesky(gram)).T
         return Classifier(self.lift, (weight / network.tau).to(self.sums))
 

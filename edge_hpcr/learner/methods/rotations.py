@@ -1,4 +1,4 @@
-"""What OCM and OnPro share: contrast among rotated images, in a projection that is trained beside the classifier."""
+"""What OCM and OnPro share: contrast among rotated images, in a projection that is trained with the classifier."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.common.errors import UserError
-from edge_hpcr.learner.methods.contract import StepView
+from edge_hpcr.learner.methods.method import StepView
 from edge_hpcr.learner.network import Network
 
 Features = Callable[[Network, Tensor], Tensor]  # StepView's

@@ -4,37 +4,29 @@
 the second part over the classes of one earlier task. It replays samples of earlier tasks only.
 """
 
-from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edge_hpcr.common.errors import check_positive
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods.closed_form import without
-from edge_hpcr.learner.methods.contract import Batch, StepView
-from edge_hpcr.learner.methods.previous import KeepsPrevious
+from edge_hpcr.learner.methods.method import Batch, StepView
+from edge_hpcr.learner.methods.shared import KeepsPrevious
 
-
-@dataclass(frozen=True)
-class Config:
-    temperature: float = 2.0  # of the distillation
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
+TEMPERATURE = 2.0  # of the distillation
 
 
 class SSIL(KeepsPrevious):
     name = "ss_il"
     order = 124
-    source = "Ahn et al., ICCV 2021 (arXiv 2003.13947); the authors' program was read"
-    known_difference = (
-        "nothing compares new classes with old ones, and the newest task is hardly learned; a program of others (AML), "
-        "which distils less, may be what the paper ran"
+    source = (
+        "Ahn et al., ICCV 2021 (arXiv 2003.13947); the authors' program was read; nothing compares new classes with old ones, "
+        "and the newest task is hardly learned; a program of others (AML), which distils less, may be what the paper ran"
     )
-    Config = Config
+    gone: ClassVar = {"temperature": TEMPERATURE}
 
     def begin(self, view: StepView) -> None:
         super().begin(view)
@@ -64,9 +56,7 @@ class SSIL(KeepsPrevious):
             return separated
         with torch.no_grad():
             teacher = self.previous.logits(self.previous.features(batch.inputs))
-        return separated + task_wise_distillation(
-            batch.logits, teacher, self.task_of, self.config.temperature
-        )
+        return separated + task_wise_distillation(batch.logits, teacher, self.task_of, TEMPERATURE)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"task_of": self.task_of}

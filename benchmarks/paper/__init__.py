@@ -1,0 +1,50 @@
+"""The paper's analyses, repeated: `python -m edge_hpcr bench analyse`, in a clone of the repository."""
+
+from typing import Any
+
+from benchmarks.paper.accuracy import ContrastiveComponent, DistillationTasks, Knowledge, Temperature
+from benchmarks.paper.analysis import Analysis, Runs, title_of
+from benchmarks.paper.cost import Cost
+from benchmarks.paper.flatness import Flatness
+from benchmarks.paper.gradients import DistillationGradients, ProxyGradientsOfHT
+from edge_hpcr.common.errors import one_of
+
+__all__ = ["ANALYSES", "EXPLANATION", "Runs", "analysis", "ordered", "section", "title_of"]
+
+EXPLANATION = """\
+`bench analyse`: the paper's analyses, repeated. The small versions learn little data with a small network and few seeds, so
+that each takes minutes on one core: they show that the analysis works and decide nothing about the paper. `--paper` runs an
+analysis as the paper prints it. Accuracies are in percent, the mean over n seeds and the half-width of its 95 % confidence
+interval. Figures and tables are named by their labels in the paper's source."""
+# In the order of the paper.
+ANALYSES: dict[str, Analysis] = {
+    each.name: each
+    for each in (
+        Temperature(),
+        ProxyGradientsOfHT(),
+        Flatness(),
+        ContrastiveComponent(),
+        DistillationTasks(),
+        DistillationGradients(),
+        Knowledge(),
+        Cost(),
+    )
+}
+
+
+def analysis(name: str) -> Analysis:
+    one_of("analysis", name, ANALYSES)
+    return ANALYSES[name]
+
+
+def section(result: dict[str, Any]) -> str:
+    """One analysis in Markdown."""
+    return analysis(result["analysis"]).section(result)
+
+
+def ordered(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In the order of the paper; the small version of an analysis first."""
+    places = list(ANALYSES)
+    return sorted(
+        results, key=lambda result: (places.index(result["analysis"]), result["version"] != "small")
+    )

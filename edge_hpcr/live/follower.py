@@ -1,0 +1,108 @@
+"""What the journal asks of a learner: its events as small operations, and how far they have been done."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from edge_hpcr.workspace.records import Event
+
+
+@dataclass(frozen=True)
+class Teach:
+    """A sample to test on, and to learn unless it is held out."""
+
+    sample_id: int
+    class_id: int
+    held_out: bool
+    fresh: bool  # nobody has said anything of it before; otherwise the learner may know it, and it is no test
+    corrected: bool  # it had another class before: the memory has been offered it already
+    seq: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Unlearn:
+    """A sample no longer has the label that it was learned with."""
+
+    sample_id: int
+    was: int | None  # the class that it was learned as; None: it was held out
+    now: int | None  # its class from now on; None: it has none
+    taught_anew: bool  # a `Teach` follows; otherwise nobody looked at the image: a merge, or its undoing
+    seq: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """A class is gone."""
+
+    class_id: int
+    seq: int
+
+
+def operations(event: Event) -> Iterator[Teach | Unlearn | Close]:
+    for move in event.moves:
+        corrected = move.was is not None
+        # A label says something about an image; a merge, or undoing one, only about names.
+        taught = move.now is not None and (not corrected or event.kind in ("label", "correct"))
+        if corrected:
+            learned = None if move.was_held_out else move.was
+            yield Unlearn(move.sample_id, learned, move.now, taught, event.seq)
+        if taught and move.now is not None:
+            fresh = event.kind == "label" and not corrected
+            yield Teach(move.sample_id, move.now, move.held_out, fresh, corrected, event.seq, event.at)
+    for class_id in event.closed:
+        yield Close(class_id, event.seq)
+
+
+class Follower:
+    """The operations that wait, and the last event of which everything was done.
+
+    Labels of several events may share a step. `next` hands out work, `done` says that it was done: then a checkpoint
+    may name `applied`, provided that no event is half done (`whole`).
+    """
+
+    def __init__(self, applied: int) -> None:
+        self.applied = applied
+        self.read = applied  # the last event whose operations have been put here
+        self.labels_waiting = 0
+        self._begun = applied  # the event of the last operation that was handed out
+        self._waiting: deque[Teach | Unlearn | Close] = deque()
+
+    @property
+    def whole(self) -> bool:
+        return not self._waiting or self._waiting[0].seq > self._begun
+
+    @property
+    def oldest_waiting(self) -> float | None:
+        """When the first label that waits was given."""
+        return next((operation.at for operation in self._waiting if isinstance(operation, Teach)), None)
+
+    def put(self, events: Iterable[Event]) -> None:
+        for event in events:
+            for operation in operations(event):
+                self._waiting.append(operation)
+                self.labels_waiting += isinstance(operation, Teach)
+            self.read = event.seq
+
+    def next(self, most: int) -> list[Teach] | Unlearn | Close | None:
+        """The labels at the front, up to so many, or else the one operation there; None when nothing waits."""
+        batch: list[Teach] = []
+        while self._waiting and len(batch) < most:
+            operation = self._waiting[0]
+            if isinstance(operation, Teach):
+                if any(operation.sample_id == teach.sample_id for teach in batch):
+                    break  # labelled anew before the learner came to it: one after the other
+                batch.append(operation)
+                self.labels_waiting -= 1
+            elif batch:
+                break
+            self._begun = self._waiting.popleft().seq
+            if not isinstance(operation, Teach):
+                return operation
+        if not batch:
+            self.done()
+        return batch or None
+
+    def done(self) -> None:
+        """What `next` gave has been done."""
+        self.applied = self._waiting[0].seq - 1 if self._waiting else self.read

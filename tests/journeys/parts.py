@@ -1,0 +1,262 @@
+"""What the journeys share: commands as a person types them, the app in a process of its own, digits as picture files."""
+
+import base64
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from playwright.sync_api import Browser, Page, expect
+from sklearn.datasets import load_digits, load_sample_images
+
+ROOT = Path(__file__).parents[2]
+OLD_WORKSPACE = ROOT / "tests" / "data" / "workspace-1.tar.xz"
+PATIENCE = 120  # seconds: two busy cores may take long
+# Small pictures and a small network: what a test learns, it learns in milliseconds.
+QUICK = ("--size", "8", "--set", "backbone=reduced_resnet18", "--set", "threads=1", "--set", "idle_steps=0")
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "GRADIO_ANALYTICS_ENABLED": "False"}
+
+
+def run(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """`python -m ARGUMENTS…` to its end; another exit code than this fails the test, and says why."""
+    command = [sys.executable, "-m", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=4 * PATIENCE
+    )
+    assert done.returncode == status, f"{command[2:]} ended with {done.returncode}: {done.stderr[-2000:]}"
+    return done
+
+
+def edge(*arguments: object, status: int = 0) -> str:
+    """What `python -m edge_hpcr ARGUMENTS…` prints."""
+    return run("edge_hpcr", *arguments, status=status).stdout
+
+
+def edge_json(*arguments: object, status: int = 0) -> Any:
+    return json.loads(edge(*arguments, "--json", status=status))
+
+
+@contextmanager
+def started(*arguments: object, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """`python -m ARGUMENTS…` in the background; however the test ends, it is killed and waited for."""
+    with (log or Path(os.devnull)).open("a") as said:
+        command = [sys.executable, "-m", *map(str, arguments)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=said, stderr=said, text=True, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """The first true answer of the condition."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+    return answer
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(address: str, data: bytes | None = None, token: str | None = None) -> tuple[int, bytes]:
+    """The status and the content; with data, a POST."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address, data=data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read()
+
+
+class App:
+    """`python -m app`, and what its pages ask for."""
+
+    def __init__(self, workspace: Path, process: subprocess.Popen[str], port: int, log: Path) -> None:
+        self.workspace, self.process, self.log = workspace, process, log
+        self.address = f"http://127.0.0.1:{port}"
+
+    @property
+    def token(self) -> str:
+        return (self.workspace / "token").read_text().strip()
+
+    @property
+    def link(self) -> str:
+        return f"{self.address}/?token={self.token}"
+
+    def wait_until_ready(self) -> None:
+        def answers() -> bool:
+            assert self.process.poll() is None, f"the app has ended: {self.log.read_text()[-2000:]}"
+            with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                return ask(f"{self.address}/healthz")[0] == 200
+            return False
+
+        wait_for(answers, "the app")
+
+    def get(self, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+        return ask(self.address + path, data, self.token)
+
+    def json(self, path: str, data: bytes | None = None) -> Any:
+        status, content = self.get(path, data)
+        assert status == 200, content
+        return json.loads(content)
+
+    def state(self) -> Any:
+        return self.json("/edge/state")
+
+    def act(self, do: str, **fields: object) -> Any:
+        return self.json("/edge/act", json.dumps({"do": do, **fields}).encode())
+
+    def show(self, picture: bytes, name: str) -> Any:
+        """Bring a picture of this name, and ask about it: its number and the answer."""
+        return self.json(f"/edge/picture?ask=1&name={name}", picture)
+
+    def labels(self) -> dict[str, int]:
+        return labels_of(self.workspace)
+
+
+@contextmanager
+def running_app(workspace: Path, *options: object) -> Iterator[App]:
+    port, log = free_port(), workspace.with_suffix(".log")
+    with started("app", "--workspace", workspace, "--port", port, *options, log=log) as process:
+        app = App(workspace, process, port, log)
+        app.wait_until_ready()
+        yield app
+
+
+def labels_of(workspace: Path) -> dict[str, int]:
+    """Live classes and how many labels each has, as the command says them."""
+    return {row["name"]: row["labels"] for row in edge_json("classes", workspace, "list")}
+
+
+def digits(digit: int) -> np.ndarray:
+    """The pictures of a digit that scikit-learn brings along: uint8, grey, 8x8."""
+    data = load_digits()
+    return (data.images[data.target == digit] * 15.9).astype(np.uint8)
+
+
+def png(image: np.ndarray) -> bytes:
+    return cv2.imencode(".png", image)[1].tobytes()
+
+
+def digit_folders(folder: Path, classes: int = 3, each: int = 15) -> Path:
+    """A folder per class with so many pictures."""
+    for digit in range(classes):
+        (folder / f"digit {digit}").mkdir(parents=True)
+        for number, image in enumerate(digits(digit)[:each]):
+            (folder / f"digit {digit}" / f"{number:02}.png").write_bytes(png(image))
+    return folder
+
+
+def taught_workspace(folder: Path, **sizes: int) -> Path:
+    """A workspace that has learned digits from folders, made by `learn`."""
+    pictures = digit_folders(folder / "pictures", **sizes)
+    edge("learn", "--workspace", folder / "workspace", "--source", pictures, "--labels", "folders", *QUICK)
+    return folder / "workspace"
+
+
+def old_workspace(folder: Path) -> Path:
+    """A fresh copy of the workspace that an earlier version has made."""
+    with tarfile.open(OLD_WORKSPACE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+# In the browser ---------------------------------------------------------------------------------------------------------
+
+PAGE_PATIENCE = 40_000  # milliseconds
+# In the place of the browser's camera a picture that a test draws; everything behind it is the page's own.
+DRAWN_CAMERA = """
+const canvas = Object.assign(document.createElement("canvas"), { width: 640, height: 480 });
+window.showPicture = async (url) => {
+  const picture = Object.assign(new Image(), { src: url });
+  await picture.decode();
+  window.drawPicture = () => canvas.getContext("2d").drawImage(picture, 0, 0, 640, 480);
+  window.drawPicture();
+  await new Promise((done) => setTimeout(done, 250)); // until the video shows it, and not the picture before
+};
+setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture stands still
+navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
+"""
+expect.set_options(timeout=PAGE_PATIENCE)
+
+
+def open_page(browser: Browser, app: App, tab: str = "Teach", **options: Any) -> Page:
+    """The app's page, with a drawn camera, and one of its tabs open."""
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 850}, **options})
+    context.add_init_script(DRAWN_CAMERA)
+    page = context.new_page()
+    page.set_default_timeout(PAGE_PATIENCE)
+    page.goto(app.link)
+    expect(page.locator("#strip")).to_contain_text("label")
+    go_to(page, tab)
+    return page
+
+
+def go_to(page: Page, tab: str) -> None:
+    expect(page.get_by_role("tab").filter(visible=True).first).to_be_visible()
+    shown = page.get_by_role("tab").filter(has_text=tab).filter(visible=True)
+    if shown.count():
+        shown.first.click()
+    else:  # on a phone the last tabs are behind a menu
+        page.get_by_role("button", name="More tabs").click()
+        page.locator(".overflow-dropdown button", has_text=tab).click()
+
+
+# What is on the screen: a moment of the camera's picture, or the frame of another source.
+SHOWN = "(document.querySelector('#preview:not([hidden])')?.currentTime || document.querySelector('#screen')?.dataset.shown)"
+
+
+def wait_for_picture(page: Page, other_than: object = None) -> None:
+    page.wait_for_function(f"before => {SHOWN} && {SHOWN} !== before", arg=other_than)
+
+
+def hold_up(page: Page, image: np.ndarray) -> None:
+    """Show a picture, blue first, to the page's camera."""
+    data = base64.b64encode(cv2.imencode(".jpg", image)[1].tobytes()).decode()
+    page.evaluate("showPicture", f"data:image/jpeg;base64,{data}")
+
+
+def views(name: str, count: int, seed: int = 0) -> list[np.ndarray]:
+    """A temple or a flower as a hand that is never still shows them to a camera, or a board of stripes."""
+    rng = np.random.default_rng(seed)
+    if name == "stripes":
+        image = np.full((427, 640, 3), 230, np.uint8)
+        image[:, ::20] = image[:, 1::20] = image[:, 2::20] = image[:, 3::20] = (200, 60, 20)
+    else:
+        image = load_sample_images().images[["temple", "flower"].index(name)][..., ::-1]
+    places = rng.integers(0, 80, (count, 2))
+    return [np.ascontiguousarray(image[top : top + 340, left : left + 540]) for top, left in places]
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
