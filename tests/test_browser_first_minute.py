@@ -178,6 +178,7 @@ def test_a_held_card_records_its_class_and_a_stopped_camera_is_started_from_its_
     wait_for(lambda: app.labels()[PARTS[2]] > before + 2, "the burst")
     page.keyboard.press("u")
     wait_for(lambda: app.labels()[PARTS[2]] == before, "all of it taken back at once")
+    expect(page.locator("#message")).to_contain_text("undone")  # else it may come after the next message
 
     refuse = "() => Promise.reject(new DOMException('', 'NotAllowedError'))"
     page.evaluate(
