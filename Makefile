@@ -41,13 +41,10 @@ check: install-dev ## lint, formatting, types, the directions of imports, and th
 	$(BIN)/lint-imports
 	$(BIN)/python tests/budget.py
 
-bench: install-dev browser ## measure this machine: a step, exported models, the app, then a soak, restarts and 2,000 faults (about three hours)
+bench: install-dev browser ## measure this machine: a step, exported models, the app, devices, restarts, a soak, then 2,000 faults (about three hours)
 	$(BIN)/python -m benchmarks.speed --out results/machine/speed.json
 	$(BIN)/python -m benchmarks.latency --out results/machine/latency.json
-	$(BIN)/python -m benchmarks.device --out results/machine/device.json
-	$(BIN)/python -m benchmarks.app --out results/machine/app.json
-	$(BIN)/python -m benchmarks.fleet --out results/machine/fleet.json
-	$(BIN)/python -m benchmarks.endurance all --out results/machine/endurance.json
+	$(BIN)/python -m benchmarks --out results/machine/product.json
 	$(BIN)/python -m benchmarks.faults --out results/machine/faults.json
 
 fuzz: install-dev ## damaged input for everything that reads from outside, ten minutes each (about three hours)

@@ -1,23 +1,19 @@
-"""`python -m benchmarks.app`: the app in a real browser; takes about a quarter of an hour."""
+"""The app in a real browser: how soon its page is there, and a label saved and learned; about a quarter of an hour."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import psutil
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from typer import Argument
 
 from benchmarks.product import running_app, spread
-from benchmarks.runner import Facts, Out, run_parts
-from edge_hpcr.commands import cli
+from benchmarks.runner import Facts
 from edge_hpcr.common.errors import UserError
 
 PAGE_SECONDS, ACKNOWLEDGED_MS, LEARNED_SECONDS, LARGEST_GROWTH = 10.0, 150.0, 2.0, 0.10
@@ -35,17 +31,6 @@ PRESS = """async ([key, name]) => {
   return [saved, performance.now() - pressed, message.textContent];
 }"""
 
-commands = cli.new_commands()
-
-
-@commands.command()
-def app(
-    part: Annotated[str, Argument(help="first_page, use or all")] = "all",
-    out: Out = Path("results/machine/app.json"),
-) -> int:
-    """How soon the app's page is there, how soon a label is saved and learned, and what a page's life costs."""
-    return run_parts(part, {"first_page": measure_start, "use": measure_use}, out)
-
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
@@ -60,7 +45,7 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def measure_start(folder: Path) -> Facts:
+def measure_first_page(folder: Path) -> Facts:
     """From the command to the page, on which the source can be chosen; in a browser that is open, with a new workspace."""
     ready, whole = [], []
     with chromium() as browser:
@@ -114,7 +99,3 @@ def teach(page: Page, name: str) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#message")).to_contain_text(f"{name} saved")
     expect(page.locator("#new-class")).to_be_hidden()
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(commands, "python -m benchmarks.app"))

@@ -1,18 +1,14 @@
-"""`python -m benchmarks.endurance`: restarts with years of labels, and hours of film; each with its bar."""
+"""A long life: restarts with years of labels, thousands of classes, and hours of use."""
 
-import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import psutil
-from typer import Argument, Option
 
 from benchmarks.product import PATIENCE, App, encoded, read_json, running_app, spread, until
-from benchmarks.runner import Facts, Out, run_parts
-from edge_hpcr.commands import cli
+from benchmarks.runner import Facts
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.workspace.records import SampleRow
 from edge_hpcr.workspace.workspace import Workspace
@@ -20,26 +16,8 @@ from edge_hpcr.workspace.workspace import Workspace
 PAGE_SECONDS, EVENT_MS, SAVED_MS, LARGEST_GROWTH = 10.0, 2.0, 250.0, 0.02
 START_MB, WARM_SECONDS = 1000, 600
 
-commands = cli.new_commands()
 
-
-@commands.command()
-def endure(
-    part: Annotated[str, Argument(help="restart, classes, soak or all")] = "all",
-    seconds: Annotated[int, Option(min=60, metavar="N", help="to soak")] = 3600,
-    labels: Annotated[int, Option(min=1000, metavar="N", help="of the workspace that starts")] = 100_000,
-    out: Out = Path("results/machine/endurance.json"),
-) -> int:
-    """What a learner must endure, each part against its bar. 1 when one is missed."""
-    parts = {
-        "restart": partial(measure_restart, labels=labels, starts=3),
-        "classes": partial(measure_classes, classes=5000, labels=200),
-        "soak": partial(measure_soak, seconds=seconds),
-    }
-    return run_parts(part, parts, out)
-
-
-def measure_restart(folder: Path, labels: int, starts: int) -> Facts:
+def measure_restart(folder: Path, labels: int = 100_000, starts: int = 3) -> Facts:
     """Years of labels on the default network: the page without a checkpoint, the learning that catches up behind it, and
     the page with a checkpoint.
     """
@@ -94,7 +72,7 @@ def learned_events(workspace: Path) -> int:
     return int(read_json(workspace / "status.json")["applied"])
 
 
-def measure_classes(folder: Path, classes: int, labels: int) -> Facts:
+def measure_classes(folder: Path, classes: int = 5000, labels: int = 200) -> Facts:
     """Labels among thousands of classes, from the page's request to its answer, while the learner catches up."""
     workspace = folder / "workspace"
     write_years(workspace, 4 * classes, classes, memory_bytes=40_000 * classes)
@@ -143,7 +121,7 @@ def write_years(path: Path, labels: int, classes: int = 100, **settings: object)
         kept.close()
 
 
-def measure_soak(folder: Path, seconds: int) -> Facts:
+def measure_soak(folder: Path, seconds: int = 3600) -> Facts:
     """A day's work on the default network: labels, undo, imports, publications, and pages that are opened and ask.
 
     What the app holds in memory is looked at all the time, and compared with what it held after ten minutes.
@@ -211,7 +189,3 @@ def import_is(app: App, phase: str) -> bool:
 
 def once_a_minute(looks: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return list({int(at // 60): (at, size) for at, size in looks}.values())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(commands, "python -m benchmarks.endurance"))

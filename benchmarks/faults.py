@@ -27,7 +27,7 @@ from typing import Annotated
 import numpy as np
 from typer import Option
 
-from benchmarks.product import QUICK_NETWORK, encoded
+from benchmarks.product import QUICK_NETWORK, write_noise
 from benchmarks.runner import ROOT, Out, check_writable, circumstances, keep_with_page, table
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import one_of
@@ -171,15 +171,6 @@ def images_of(workspace: Path) -> set[str]:
 # The workspace that is tried on ---------------------------------------------------------------------------------------
 
 
-def write_noise(folder: Path, classes: int, each: int, rng: np.random.Generator) -> None:
-    """A folder per class; no two pictures are alike."""
-    for number in range(classes):
-        place = folder / f"class {number}"
-        place.mkdir(parents=True)
-        for picture in range(each):
-            (place / f"{picture}.png").write_bytes(encoded(rng.integers(0, 256, (8, 8, 3), np.uint8), ".png"))
-
-
 class Scene:
     """One workspace with pictures, models, a backup and an older journal; every fault has a copy of it."""
 
@@ -188,8 +179,10 @@ class Scene:
         self.template, self.old = folder / "template" / "w", folder / "old" / "w"
         self.pictures, self.queue, self.more = (folder / name for name in ("pictures", "queue", "more"))
         self._number = 0
-        for place, classes, each in ((self.pictures, 3, 12), (self.more, 4, 6), (self.queue, 1, 10)):
-            write_noise(place, classes, each, self.rng)
+        for number, (place, classes, each) in enumerate(
+            ((self.pictures, 3, 12), (self.more, 4, 6), (self.queue, 1, 10))
+        ):
+            write_noise(place, classes, each, number)
         self.template.parent.mkdir(parents=True)
         done(*self.learn(self.template, self.pictures), *QUICK_NETWORK)
         self.older = folder / "older.sqlite"

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer import Option
 
-from benchmarks.product import QUICK_NETWORK, free_port, running, running_app, until, write_tiles
+from benchmarks.product import QUICK_NETWORK, free_port, running, running_app, until, write_noise
 from benchmarks.runner import Out, check_writable, circumstances, keep_with_page, table
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import Failed, UserError, one_of
@@ -134,7 +134,7 @@ def command(*arguments: object) -> None:
 def template() -> Path:
     """A workspace with two classes, an undo, a checkpoint and a model."""
     folder = Path(tempfile.mkdtemp(prefix="edge-hpcr-fuzz-"))
-    write_tiles(folder / "pictures", 2, 3, 8)
+    write_noise(folder / "pictures", 2, 3)
     learn = ("learn", "--workspace", folder / "w", "--source", folder / "pictures", "--labels", "folders")
     command(*learn, *QUICK_NETWORK, "--no-rehearsal")
     command("export", "--workspace", folder / "w")

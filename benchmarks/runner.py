@@ -3,9 +3,6 @@
 import json
 import os
 import platform
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +17,7 @@ from typer import Option
 
 from edge_hpcr import __version__
 from edge_hpcr.commands.cli import make_writable
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
@@ -111,38 +108,6 @@ def check_writable(out: Path) -> None:
     if out.suffix != ".json":
         raise UserError(f"--out {out}: name a .json file")
     make_writable(out.parent)
-
-
-def run_parts(part: str, measures: Mapping[str, Callable[[Path], Facts]], out: Path) -> int:
-    """Run one measurement or all; keep each beside the others in `out`. Returns 1 when one misses its bar.
-
-    The facts of a measurement say whether it `passed`; its `said` is only printed.
-    """
-    one_of("part", part, (*measures, "all"))
-    check_writable(out)
-    try:
-        kept = dict(json.loads(out.read_text())) if out.exists() else {}
-    except ValueError:
-        raise UserError(f"{out} is no result of this command: move it away, or give another file") from None
-    names = list(measures) if part == "all" else [part]
-    for name in names:
-        folder, passed = Path(tempfile.mkdtemp(prefix=f"edge-hpcr-{name}-")), False
-        try:
-            with circumstances() as machine:
-                facts = measures[name](folder)
-            passed = facts["passed"]
-        finally:
-            # What went wrong can be looked at; what went well, or never began, leaves nothing.
-            if passed or not any(folder.iterdir()):
-                shutil.rmtree(folder)
-            else:
-                print(f"the files of {name} are kept in {folder}", file=sys.stderr)
-        said = facts.pop("said", None) or [json.dumps(facts)]
-        kept[name] = {**facts, **machine}
-        keep(out, kept)
-        print("\n  ".join([f"{name:<8} {'pass' if passed else 'MISSED'}", *said]), flush=True)
-    print(f"kept in {out}")
-    return 0 if all(kept[name]["passed"] for name in names) else 1
 
 
 def keep(out: Path, result: Mapping[str, Any]) -> None:
