@@ -7,9 +7,9 @@ one child per command: so a fault costs no import.
 
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
-import signal
 import sqlite3
 import sys
 import tarfile
@@ -44,13 +44,10 @@ KINDS = {
     "undo": 160,
     "label": 150,
     "learn": 150,
-    "damaged page of the journal": 110,
-    "journal cut short": 80,
-    "missing journal": 60,
-    "missing journal and backup": 60,
-    "older journal": 60,
-    "damaged checkpoint": 100,
-    "damaged image": 90,
+    "damaged page of the journal": 200,
+    "journal cut short": 150,
+    "damaged checkpoint": 190,
+    "damaged image": 180,
 }
 KILLS = tuple(KINDS)[:9]
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -59,6 +56,7 @@ LABELS_IN_A_ROW = 8
 PAGE = 4096  # of SQLite
 ALL_QUEUED = ("--set", "gate_distance=-1", "--set", "gate_per_second=1000", "--set", "gate_sure=2")
 Command = Sequence[object]
+FORK = multiprocessing.get_context("fork")
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -71,34 +69,31 @@ class Ended:
     err: str
     seconds: float
     acknowledged: int  # of its commands
+    modules: list[str]  # that it had imported at its end
 
 
-def run(commands: Sequence[Command], kill_after: float | None = None, modules: Path | None = None) -> Ended:
+def run(commands: Sequence[Command], kill_after: float | None = None) -> Ended:
     """These commands one after the other in a child; it is killed after so many seconds, if it still lives."""
     with tempfile.TemporaryDirectory(prefix="edge-hpcr-said-") as folder:
         said, begun = Path(folder), time.monotonic()
-        for name in ("out", "err", "acknowledged"):
+        for name in ("out", "err", "acknowledged", "modules"):
             (said / name).touch()
-        child = os.fork()
-        if child == 0:
-            _live(commands, said, modules)
-        deadline = begun + (PATIENCE if kill_after is None else kill_after)
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-            if time.monotonic() >= deadline:
-                os.kill(child, signal.SIGKILL)
-                ended = os.waitpid(child, 0)
-                break
-            time.sleep(0.001)
+        child = FORK.Process(target=_live, args=(commands, said))
+        child.start()
+        child.join(PATIENCE if kill_after is None else kill_after)
+        child.kill()
+        child.join()
         return Ended(
-            code=os.waitstatus_to_exitcode(ended[1]),
+            code=child.exitcode or 0,
             out=(said / "out").read_text(errors="replace"),
             err=(said / "err").read_text(errors="replace"),
             seconds=time.monotonic() - begun,
             acknowledged=(said / "acknowledged").stat().st_size,
+            modules=(said / "modules").read_text().split(),
         )
 
 
-def _live(commands: Sequence[Command], said: Path, modules: Path | None) -> None:
+def _live(commands: Sequence[Command], said: Path) -> None:
     """Never returns: what was inherited must not be cleaned up here."""
     code = 1
     try:
@@ -110,8 +105,7 @@ def _live(commands: Sequence[Command], said: Path, modules: Path | None) -> None
             if code:
                 break
             os.write(acknowledged, b".")
-        if modules is not None:
-            modules.write_text(json.dumps(sorted(sys.modules)))
+        (said / "modules").write_text("\n".join(sorted(sys.modules)))
     except BaseException as error:  # an exit code says it
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = 1
@@ -185,8 +179,6 @@ class Scene:
             write_noise(place, classes, each, number)
         self.template.parent.mkdir(parents=True)
         done(*self.learn(self.template, self.pictures), *QUICK_NETWORK)
-        self.older = folder / "older.sqlite"
-        shutil.copy(self.template / "journal.sqlite", self.older)
         done("learn", "--workspace", self.template, "--source", self.queue, *ALL_QUEUED)
         done("classes", self.template, "add", "spare")
         if with_models:
@@ -239,12 +231,11 @@ class Scene:
         for kind in kinds:
             workspace = self.copy(self.source_of(kind))
             self.prepare(kind, workspace)
-            imported = self.folder / "modules.json"
             for _ in range(2):  # the second without its imports
                 again = self.copy(workspace)
-                ended = run(self.commands(kind, again), modules=imported)
+                ended = run(self.commands(kind, again))
                 require(ended.code == 0, f"{kind} does not work at all: {ended.err[-300:]}")
-                for module in json.loads(imported.read_text()):
+                for module in ended.modules:
                     with suppress(Exception):
                         importlib.import_module(module)
                 self.seconds[kind], self.after[kind] = ended.seconds, Known.of(again)
@@ -373,7 +364,6 @@ def damage(scene: Scene, kind: str) -> str:
         require("journal" in kind, f"refused: {ended.err.strip()[-200:]}")
     else:
         require(ended.code == 0, f"it ended with {ended.code}: {ended.err.strip()[-300:]}")
-        require(kind != "missing journal and backup", "it was opened as if nothing had happened")
         require(Known.of(workspace) == scene.before, "something is lost")
         status = json.loads(done("status", workspace, "--json"))
         require(status["events_waiting"] == 0, "it has not caught up")
@@ -386,16 +376,13 @@ def _do_damage(scene: Scene, kind: str, workspace: Path) -> None:
     rng, journal = scene.rng, workspace / "journal.sqlite"
     with closing(sqlite3.connect(journal)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    backup = workspace / "journal.backup.sqlite"
-    if not backup.exists():
-        (backup,) = [each for each in workspace.glob("*backup*") if each.is_file()]
     if kind == "damaged page of the journal":
         with journal.open("r+b") as file:
             file.seek(PAGE * int(rng.integers(2)))  # the first two are always in use
             file.write(rng.bytes(PAGE))
     elif kind == "journal cut short":
         os.truncate(journal, int(rng.integers(1, journal.stat().st_size - PAGE)))
-    elif kind in ("damaged checkpoint", "damaged image"):
+    else:
         if kind == "damaged image":
             files = list((workspace / "images").rglob("*.png"))
         else:
@@ -406,13 +393,6 @@ def _do_damage(scene: Scene, kind: str, workspace: Path) -> None:
         place = int(rng.integers(len(data)))
         data[place : place + 16] = bytes(255 - value for value in data[place : place + 16])
         chosen.write_bytes(bytes(data))
-    else:
-        for path in workspace.glob("journal.sqlite*"):
-            path.unlink()
-        if kind == "missing journal and backup":
-            backup.unlink()
-        if kind == "older journal":
-            shutil.copy(scene.older, journal)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -37,19 +37,19 @@ BURSTS = (3, 2, 5, 5, 5)
 SIDE, WINDOW = 128, 112  # pixels of a picture, and of the part that a frame shows
 STEP, LIGHT = 3, 0.1  # by how much a frame differs from the one before: pixels, share
 SURE = 0.9
+MEASURED = (
+    "accuracy",
+    "right_called_unknown",
+    "novel_called_unknown",
+    "wrong_confidence",
+    "wrong_and_sure",
+    "calibration_error",
+)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much to measure."""
-
-    draws: int = 5  # of classes and pictures
-    seed: int = 0
-    classes: int = 10
-    novel_classes: int = 10
-    labels: tuple[int, ...] = (3, 5, 10, 20)
-    test: int = 30  # pictures of each class, taught or not
-
+CLASSES = NOVEL_CLASSES = 10
+LABELS = (3, 5, 10, 20)
+TEST = 30  # pictures of each class, taught or not
 
 commands = cli.new_commands()
 
@@ -60,45 +60,36 @@ def honesty(
     validation: Annotated[
         bool, Option("--validation", help="training pictures instead of test pictures, to choose on")
     ] = False,
-    draws: Annotated[int, Option(min=1, metavar="N", help="of classes and pictures")] = Plan.draws,
-    seed: Annotated[int, Option(min=0, metavar="K", help="of the draws")] = Plan.seed,
+    draws: Annotated[int, Option(min=1, metavar="N", help="of classes and pictures")] = 5,
+    seed: Annotated[int, Option(min=0, metavar="K", help="of the draws")] = 0,
     out: Out = Path("results/machine/honesty.json"),
     root: cli.DatasetRoot = None,
 ) -> None:
     """How often right answers are called unknown, and how often novel things; how sure wrong answers are."""
     check_writable(out)
-    plan = Plan(draws=draws, seed=seed)
     pictures = sources.of_dataset(dataset, root, validation)
     with circumstances() as machine:
-        result = {"pictures": pictures.identity, "plan": asdict(plan), "lives": list(lives(plan, pictures))}
-    result |= machine
-    keep_with_page(out, result, [page_table(result)], "python -m benchmarks.honesty")
-
-
-def lives(plan: Plan, pictures: Pictures) -> Iterator[Facts]:
-    """What each workspace said of itself, and how true that was."""
-    for draw in tqdm(range(plan.draws), "draws", disable=None):
-        drawn = Draw(plan, pictures, draw)
-        for kind in KINDS:
-            with TemporaryDirectory() as folder:
-                yield from taught(plan, drawn, kind, Path(folder) / "w")
+        drawn = (Draw(pictures, seed, draw) for draw in tqdm(range(draws)))
+        lives = [life for draw in drawn for kind in KINDS for life in taught(draw, kind)]
+    plan = {"draws": draws, "seed": seed, "classes": CLASSES, "novel_classes": NOVEL_CLASSES, "test": TEST}
+    result = {"pictures": pictures.identity, "plan": plan, "lives": lives, **machine}
+    keep_with_page(out, result, [page_table(lives)], "python -m benchmarks.honesty")
 
 
 class Draw:
     """Classes, and what is shown of them."""
 
-    def __init__(self, plan: Plan, pictures: Pictures, draw: int) -> None:
+    def __init__(self, pictures: Pictures, seed: int, draw: int) -> None:
         self.number, self._pictures = draw, pictures
-        self._rng = np.random.default_rng([plan.seed, draw])
-        wanted = plan.classes + plan.novel_classes
-        classes = self._rng.choice(len(pictures.class_names), wanted, replace=False)
-        most = max(plan.labels)
+        self._rng = np.random.default_rng([seed, draw])
+        classes = self._rng.choice(len(pictures.class_names), CLASSES + NOVEL_CLASSES, replace=False)
+        most = max(LABELS)
         own = [self._rng.permutation(np.flatnonzero(pictures.labels == c)) for c in classes]
-        self.shown = [each[:most].tolist() for each in own[: plan.classes]]
-        tested = [each[most : most + plan.test] for each in own]
-        self.truth = np.repeat(np.arange(plan.classes), plan.test)
-        self.known = self._frames(np.concatenate(tested[: plan.classes]))
-        self.novel = self._frames(np.concatenate(tested[plan.classes :]))
+        self.shown = [each[:most].tolist() for each in own[:CLASSES]]
+        tested = [each[most : most + TEST] for each in own]
+        self.truth = np.repeat(np.arange(CLASSES), TEST)
+        self.known = self._frames(np.concatenate(tested[:CLASSES]))
+        self.novel = self._frames(np.concatenate(tested[CLASSES:]))
 
     def _frames(self, chosen: np.ndarray) -> list[np.ndarray]:
         return [self._burst(number, 1)[0] for number in chosen.tolist()]
@@ -129,12 +120,12 @@ def burst(picture: np.ndarray, frames: int, rng: np.random.Generator) -> list[np
     return found
 
 
-def taught(plan: Plan, draw: Draw, kind: str, folder: Path) -> Iterator[Facts]:
-    """The life of one workspace, looked at after so many labels per class."""
-    with learning(folder, plan.classes) as (live, ids):
-        lessons = [draw.lessons(kind, place, max(plan.labels)) for place in range(plan.classes)]
+def taught(draw: Draw, kind: str) -> Iterator[Facts]:
+    """The life of one workspace: what it said of itself after so many labels per class, and how true that was."""
+    with TemporaryDirectory() as folder, learning(Path(folder) / "w", CLASSES) as (live, ids):
+        lessons = [draw.lessons(kind, place, max(LABELS)) for place in range(CLASSES)]
         done = 0
-        for labels in plan.labels:
+        for labels in LABELS:
             for class_id, presses in zip(ids, lessons, strict=True):
                 learned = done
                 while learned < labels:
@@ -215,33 +206,18 @@ def share(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def page_table(result: Facts) -> str:
+def page_table(lives: list[Facts]) -> str:
     """In percent: the mean over the draws and its 95 % interval."""
-    names = (
-        "accuracy",
-        "right_called_unknown",
-        "novel_called_unknown",
-        "wrong_confidence",
-        "wrong_and_sure",
-        "calibration_error",
-    )
     rows = []
-    for kind in KINDS:
-        for labels in result["plan"]["labels"]:
-            same = [each for each in result["lives"] if (each["kind"], each["labels"]) == (kind, labels)]
-            cells = [
-                Estimate.of([each[name] for each in same if each[name] is not None]).text for name in names
-            ]
-            samples = np.mean([each["calibrated_on"] for each in same])
-            rows.append([kind, str(labels), str(len(same)), f"{samples:.0f}", *cells])
-    header = [
-        "shown",
-        "labels per class",
-        "workspaces",
-        "calibrated on",
-        *(each.replace("_", " ") for each in names),
-    ]
-    return table(header, rows)
+    for kind, labels in product(KINDS, LABELS):
+        same = [each for each in lives if (each["kind"], each["labels"]) == (kind, labels)]
+        cells = [
+            Estimate.of([each[name] for each in same if each[name] is not None]).text for name in MEASURED
+        ]
+        samples = np.mean([each["calibrated_on"] for each in same])
+        rows.append([kind, str(labels), str(len(same)), f"{samples:.0f}", *cells])
+    header = ["shown", "labels per class", "workspaces", "calibrated on"]
+    return table([*header, *(each.replace("_", " ") for each in MEASURED)], rows)
 
 
 if __name__ == "__main__":

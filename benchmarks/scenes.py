@@ -219,12 +219,29 @@ def draw_hands(folder: Path, rng: np.random.Generator) -> None:
 
 
 def hand(sign: str, rng: np.random.Generator) -> np.ndarray:
-    """A silhouette of a hand with these fingers stretched, before a wall: uint8 RGB [128, 128, 3]."""
+    """A hand before a wall: uint8 RGB [128, 128, 3]."""
     shade = np.linspace(1, rng.uniform(0.7, 1), 128)[:, None, None]
     image = np.tile(shade * rng.uniform(90, 230, 3), (1, 128, 1)).astype(np.float32)
-    skin = (np.array([200, 150, 120]) * rng.uniform(0.5, 1.2)).tolist()
-    size, turn = rng.uniform(17, 24), np.deg2rad(rng.uniform(-25, 25))
-    palm = rng.uniform((54, 66), (74, 86))
+    skin, size, turn = a_skin(rng), rng.uniform(17, 24), np.deg2rad(rng.uniform(-25, 25))
+    draw_hand(image, sign, skin, rng.uniform((54, 66), (74, 86)), size, turn, rng)
+    noisy = cv2.GaussianBlur(image, (3, 3), 0.8) + rng.normal(0, 6, image.shape)
+    return np.clip(noisy, 0, 255).astype(np.uint8)
+
+
+def a_skin(rng: np.random.Generator) -> list[float]:
+    return list((np.array([200, 150, 120]) * rng.uniform(0.5, 1.2)).tolist())
+
+
+def draw_hand(
+    image: np.ndarray,
+    sign: str,
+    skin: list[float],
+    palm: np.ndarray,
+    size: float,
+    turn: float,
+    rng: np.random.Generator,
+) -> None:
+    """A silhouette of a hand with these fingers stretched; `palm` is its middle, `size` its radius in pixels."""
 
     def line(begin: float, end: float, angle: float, width: float) -> None:
         way = size * np.array([np.sin(angle), -np.cos(angle)])
@@ -236,8 +253,6 @@ def hand(sign: str, rng: np.random.Generator) -> np.ndarray:
     for stretched, degrees in zip(sign, FINGERS, strict=True):
         reach = rng.uniform(1.9, 2.4) if stretched == "1" else rng.uniform(1.0, 1.15)
         line(0.7, reach, turn + np.deg2rad(degrees + rng.uniform(-5, 5)), 0.42)
-    noisy = cv2.GaussianBlur(image, (3, 3), 0.8) + rng.normal(0, 6, image.shape)
-    return np.clip(noisy, 0, 255).astype(np.uint8)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from itertools import product
-from math import cos, sin
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -16,10 +15,13 @@ from typing import Annotated
 import cv2
 import numpy as np
 from scipy.stats import binomtest
+from sklearn.datasets import load_sample_images
 from typer import Option
 
 from benchmarks.honesty import burst, label, learning, wait_for_rest
 from benchmarks.runner import Facts, Out, check_writable, circumstances, keep
+from benchmarks.scenes import SIGNS, a_skin, draw_hand
+from benchmarks.scenes import scene as drawn_scene
 from edge_hpcr.bench import inputs as sources
 from edge_hpcr.bench.inputs import Pictures
 from edge_hpcr.bench.run import source
@@ -40,8 +42,6 @@ FIRST = {"single pictures": (3, 1), "bursts": (3, 4)}
 STREAMED = {"single pictures": (24, 1), "bursts": (6, 4)}
 ROUNDS, PICKED = 3, 16  # labels from the head of the queue in each round
 SIZE = (320, 240)  # of a picture
-SIGNS = ("00000", "01000", "01100", "01110", "10001", "11111")  # fingers that are up, the thumb first
-ANGLES = (-1.15, -0.42, -0.12, 0.17, 0.48)
 BELOW_GOOD = dict(accuracy.LEVELS)["good"]
 
 commands = cli.new_commands()
@@ -86,10 +86,11 @@ class Scene:
         self._parts = rng.permutation(bench.CLASSES)
         classes = rng.permutation(len(pictures.class_names))[:CLASSES]
         self._left = [rng.permutation(np.flatnonzero(pictures.labels == i)).tolist() for i in classes]
-        self._skin = tuple((rng.uniform(0.7, 1.5) * np.array([1.0, 0.8, 0.68])).tolist())
+        self._skin = a_skin(rng)
         self._change_light()
         self._asked: np.ndarray | None = None
-        self._behind = photograph(rng) if kind == "parts on a photograph" else room(rng)
+        photographs = load_sample_images().images
+        self._behind = cv2.resize(drawn_scene(photographs, kind != "parts on a photograph", rng), SIZE)
 
     def _change_light(self) -> None:
         self._light = bench.Light(*self.rng.uniform((0, 0.75, -1), (6.28, 1.1, 1)).tolist())
@@ -113,51 +114,18 @@ class Scene:
         if self._kind == "parts on benches":
             self._change_light()
             self._behind = cv2.resize(bench.Bench(rng).lit(self._light), SIZE)
-        pose = bench.lying(rng)
-        if self._kind == "hands in a room":
-            thing, angle = hand(SIGNS[place], self._skin), pose.angle / 10 - 0.3
-        else:
-            thing, angle = bench.specimen(self._parts[place], rng), pose.angle
+        pose, thing, fingers = bench.lying(rng), bench.specimen(self._parts[place], rng), rng.integers(2**32)
         found = []
         for _ in range(frames):
-            x, y, turn = np.array([pose.x / 2, pose.y / 2, angle]) + rng.normal(0, (1.5, 1.5, 0.03))
+            x, y, turn = np.array([pose.x / 2, pose.y / 2, pose.angle]) + rng.normal(0, (1.5, 1.5, 0.03))
             image = self._behind.copy()
-            bench.put(image, thing, bench.Pose(x, y, turn, 0.4 * pose.scale), self._light)
+            if self._kind == "hands in a room":
+                size, same = 30 * pose.scale, np.random.default_rng(fingers)
+                draw_hand(image, SIGNS[place], self._skin, np.array([x, y]), size, turn / 10 - 0.3, same)
+            else:
+                bench.put(image, thing, bench.Pose(x, y, turn, 0.4 * pose.scale), self._light)
             found.append(np.clip(image + rng.normal(0, 4, image.shape), 0, 255).astype(np.uint8))
         return found
-
-
-def photograph(rng: np.random.Generator) -> np.ndarray:
-    from sklearn.datasets import load_sample_image
-
-    return cv2.resize(load_sample_image(str(rng.choice(["china.jpg", "flower.jpg"]))), SIZE)
-
-
-def room(rng: np.random.Generator) -> np.ndarray:
-    """A wall, a floor, and pieces of furniture in soft light."""
-    image = np.tile(rng.integers(90, 220, 3).astype(np.uint8), (SIZE[1], SIZE[0], 1))
-    image[160:] = rng.integers(50, 160, 3)
-    for _ in range(8):
-        cv2.rectangle(
-            image,
-            (*rng.integers(0, 320, 2), *rng.integers(20, 120, 2)),
-            rng.integers(30, 230, 3).tolist(),
-            -1,
-        )
-    shade = bench.clouds(rng, image.shape[:2], (80, 60), (6, 6))[..., None]
-    return (image * (0.7 + 0.3 * shade)).astype(np.uint8)
-
-
-def hand(fingers: str, skin: tuple[float, ...]) -> bench.Sprite:
-    cover, middle = np.zeros((bench.SIDE, bench.SIDE), np.uint8), np.full(2, bench.SIDE // 2)
-    cv2.circle(cover, middle, 58, 1, -1)
-    cv2.line(cover, middle, (bench.SIDE // 2, bench.SIDE), 1, 72)
-    for angle, up in zip(ANGLES, fingers, strict=True):
-        far = 142 if up == "1" else 64
-        cv2.line(cover, middle, (middle + far * np.array([sin(angle), -cos(angle)])).astype(int), 1, 26)
-    height = cv2.GaussianBlur(cover.astype(np.float32), (0, 0), 8)
-    slopes = [-cv2.Sobel(height, cv2.CV_32F, *axis) for axis in ((1, 0), (0, 1))]
-    return bench.Sprite(np.dstack([*slopes, height, cover.astype(np.float32)]), skin, bench.SIDE / 2)
 
 
 def life(scene: Scene, shown: str, labels: str) -> Facts:
