@@ -62,7 +62,7 @@ def verify(workspace: W, as_json: AsJson = False) -> int:
     """Check that a workspace is whole: a line for each problem, with what to do. Nothing is changed."""
     problems = verify_workspace(workspace)
     if as_json:
-        _print_json({"whole": not problems, "problems": [asdict(problem) for problem in problems]})
+        _print_json({"whole": not problems, "problems": [problem._asdict() for problem in problems]})
         return 1 if problems else 0
     for problem in problems:
         print(problem)

@@ -24,6 +24,7 @@ from edge_hpcr.common.errors import Failed, UserError, first_of
 from edge_hpcr.common.files import WRITING, disk_errors, sha256
 from edge_hpcr.common.formats import BACKUP
 from edge_hpcr.learner import checkpoint
+from edge_hpcr.workspace.database import JournalDamaged
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import reading
 from edge_hpcr.workspace.recover import backup_journal, why_foreign
@@ -197,12 +198,9 @@ def restore(source: Path, path: Path, progress: Progress | None = None) -> Conte
                     if progress is not None:
                         progress(done, len(contents.files))
                 with reading(unfinished / "journal.sqlite") as journal:
-                    for damage in journal.damage(1):
-                        raise ValueError(f"its journal is damaged: {damage}")
-                    for name in journal.image_files():
-                        sample_path(unfinished / "images", name)  # which refuses one that leads elsewhere
+                    journal.check()
                 os.sync()
-        except ZIP_DAMAGE as error:
+        except (*ZIP_DAMAGE, JournalDamaged) as error:
             raise UserError(f"{source} is not a complete backup ({error}): copy or make it again") from error
     return contents
 

@@ -15,7 +15,15 @@ from edge_hpcr.common.files import sha256
 from edge_hpcr.common.text import many
 from edge_hpcr.workspace import records
 from edge_hpcr.workspace.database import JournalDamaged, as_user_errors, check_journal, open_read_only
-from edge_hpcr.workspace.records import Body, ClassRow, ClassState, Counts, Event, SampleRow
+from edge_hpcr.workspace.records import (
+    Body,
+    ClassRow,
+    ClassState,
+    Counts,
+    Event,
+    SampleRow,
+    is_sample_name,
+)
 
 SAMPLE_FIELDS = [field.name for field in fields(SampleRow)]
 COLUMNS = ", ".join(SAMPLE_FIELDS)
@@ -194,12 +202,18 @@ class Queries:
     def counts(self) -> Counts:
         return Counts(*self._rows(_COUNTS)[0])
 
-    def damage(self, most: int = 10, quick: bool = False) -> list[str]:
-        """What SQLite itself finds wrong with the file; `quick` leaves out the indices."""
-        check = "quick_check" if quick else "integrity_check"
-        # SQLite's own words may be several lines.
-        answers = [" ".join(answer.split()) for (answer,) in self._rows(f"PRAGMA {check}({most:d})")]
-        return [] if answers == ["ok"] else answers
+    def check(self, quick: bool = False) -> None:
+        """Raise `JournalDamaged` if anything is wrong with the file; `quick` leaves out its indices, events and names."""
+        ((answer,),) = self._rows(f"PRAGMA {'quick_check' if quick else 'integrity_check'}(1)")
+        if answer != "ok":
+            raise JournalDamaged(
+                self.path, " ".join(answer.split())
+            )  # SQLite's own words may be several lines
+        last = 0
+        while not quick and (page := self.events_after(last)):  # raises at one that cannot be read
+            last = page[-1].seq
+        if not quick and (foreign := [file for file in self.image_files() if not is_sample_name(file)]):
+            raise JournalDamaged(self.path, f"{foreign[0][:100]!r} is no name of a sample's image")
 
 
 @contextmanager

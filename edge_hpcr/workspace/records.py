@@ -1,5 +1,6 @@
 """What the journal takes and gives: samples, classes, events, and the rules for a class's name."""
 
+import re
 import secrets
 import unicodedata
 from collections.abc import Iterator
@@ -154,6 +155,15 @@ class Counts:
     queued_bytes: int
     images: int  # on disk
     image_bytes: int
+
+
+def is_sample_name(file: str) -> bool:
+    """Whether a file of the images may have this name: its folder, the sample's id and the kind of picture.
+
+    >>> is_sample_name("23/000123.png"), is_sample_name("../../x.png")
+    (True, False)
+    """
+    return re.fullmatch(r"[0-9]{2}/[0-9]{6,18}\.(png|jpg)", file) is not None
 
 
 def clean_name(name: str) -> str:

@@ -17,8 +17,8 @@ import sqlite3
 import tempfile
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import WRITING, disk_errors, flush_to_disk, sha256
@@ -32,7 +32,6 @@ from edge_hpcr.workspace.sample_files import SampleFiles
 
 # A check reads the whole file, at some 200 MB/s. A larger journal is only checked by `verify`.
 QUICK_CHECK_BYTES = 64_000_000
-_SHOWN = 10  # of many problems of one kind
 
 
 def backup_journal(journal: Path, path: Path) -> None:
@@ -50,8 +49,7 @@ def backup_journal(journal: Path, path: Path) -> None:
             # One file, readable on a disk that cannot be written.
             copy.execute("PRAGMA journal_mode = DELETE")
             if temporary.stat().st_size <= QUICK_CHECK_BYTES:
-                for damage in Queries(copy, path).damage(1, quick=True):
-                    raise JournalDamaged(journal, damage)
+                Queries(copy, journal).check(quick=True)
         flush_to_disk(temporary)
         temporary.replace(path)
         flush_to_disk(path.parent)
@@ -65,7 +63,7 @@ def recover(layout: Layout) -> list[str]:
     """
     if (damage := _damage(layout)) is None:
         return []
-    end = _end_of(layout.backup)
+    end = _end_of(layout.backup, checked=True)
     if end is None:
         raise UserError(
             f"{layout.path} has lost its journal ({damage}, and there is no good backup): put {layout.journal.name} or a "
@@ -87,29 +85,34 @@ def recover(layout: Layout) -> list[str]:
 
 def _damage(layout: Layout) -> str | None:
     """What is wrong with the journal; None also for one that is yet to be made."""
-    size = layout.journal.stat().st_size if layout.journal.exists() else None
-    if not size and not layout.backup.exists() and not layout.has_data():
-        return None
-    if size is None:
-        return "the file is missing"
+    size = layout.journal.stat().st_size if layout.journal.exists() else 0
+    if not size:
+        lost = layout.backup.exists() or layout.has_data()
+        return "the file is missing or empty" if lost else None
     try:
         with reading(layout.journal) as journal:
-            if size <= QUICK_CHECK_BYTES and (damage := journal.damage(1, quick=True)):
-                return damage[0]
-            last, end = journal.last_seq, _end_of(layout.backup, checked=False) or 0
-            if end > last and _end_of(layout.backup) and not _differ(layout.backup, journal, last):
+            if size <= QUICK_CHECK_BYTES:
+                journal.check(quick=True)
+            last, end = journal.last_seq, _end_of(layout.backup) or 0
+            if (
+                end > last
+                and _end_of(layout.backup, checked=True)
+                and not _differ(layout.backup, journal, last)
+            ):
                 return f"it ends with event {last}, but its backup with event {end}"
     except JournalDamaged as error:
         return error.what
     return None
 
 
-def _end_of(backup: Path, checked: bool = True) -> int | None:
+def _end_of(backup: Path, checked: bool = False) -> int | None:
     """The last event of a backup; None if there is none, or it is damaged."""
     with suppress(JournalDamaged):
         if backup.exists():
             with reading(backup) as copy:
-                return None if checked and copy.damage(1) else copy.last_seq
+                if checked:
+                    copy.check()
+                return copy.last_seq
     return None
 
 
@@ -151,7 +154,7 @@ def put_in_order(layout: Layout, journal: Journal, another: bool) -> list[str]:
             moved += [layout.images / name for name in strange]
             lost = f"the journal does not know {many(len(strange), 'file')} in images"
             report.append(f"{lost}: to label them again, choose their folder as a source")
-        end = _end_of(layout.backup, checked=False)
+        end = _end_of(layout.backup)
         if end and _differ(layout.backup, journal, end):
             moved.append(layout.backup)
             report.append("the journal's backup holds other events than the journal")
@@ -200,8 +203,7 @@ def _set_aside(layout: Layout, paths: list[Path]) -> Path:
 # Is it whole? -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     what: str
     where: str
     what_to_do: str
@@ -214,20 +216,23 @@ def verify_workspace(path: Path | str) -> list[Problem]:
     """Find everything that is wrong: it reads all, changes nothing, and works beside a process that learns."""
     layout = Layout(path)
     layout.check_exists()
+    problems, saved = list[Problem](), list[Path]()
     # Checkpoints first: what they have applied must be in a journal that is read later.
-    saved, problems = _check_checkpoints(layout)
+    for folder in layout.checkpoint_folders():
+        try:
+            checkpoint.read(folder)
+            saved.append(folder)
+        except UserError as error:
+            if folder.exists():  # the learner removes old ones
+                remove = "remove the folder: the learner uses the newest whole one"
+                problems.append(Problem(f"it cannot be used ({error})", str(folder), remove))
     try:
         with reading(layout.journal) as journal:
-            damage, last = journal.damage(_SHOWN), 0
-            problems += [Problem(f"damaged ({each})", str(layout.journal), RESTORE) for each in damage]
-            while not damage and (
-                page := journal.events_after(last)
-            ):  # one that cannot be read is a `UserError`
-                last = page[-1].seq
-            problems += _few(_check_images(journal, layout))
+            problems += _check_images(journal, layout)
             tidy = "`learn` sets it aside when it starts"
             foreign = {folder: why for folder in saved if (why := why_foreign(folder, journal))}
             problems += [Problem(f"it {why}", str(folder), tidy) for folder, why in foreign.items()]
+            journal.check()
     except UserError as error:  # damaged, missing, or of a newer version
         problems.append(Problem(str(error), str(layout.journal), RESTORE))
     return problems
@@ -251,23 +256,3 @@ def _check_images(journal: Queries, layout: Layout) -> list[Problem]:
         for row in bad
         if row.file in here
     ]
-
-
-def _check_checkpoints(layout: Layout) -> tuple[list[Path], list[Problem]]:
-    """The whole checkpoints, and what is wrong with the others."""
-    whole, problems = [], []
-    for folder in layout.checkpoint_folders():
-        try:
-            checkpoint.read(folder)
-            whole.append(folder)
-        except UserError as error:
-            if folder.exists():  # the learner removes old ones
-                remove = "remove the folder: the learner uses the newest whole one"
-                problems.append(Problem(f"it cannot be used ({error})", str(folder), remove))
-    return whole, problems
-
-
-def _few(problems: list[Problem]) -> list[Problem]:
-    """The first of many, and how many more there are."""
-    more = [replace(each, what=f"and {len(problems) - _SHOWN} more like these") for each in problems[_SHOWN:]]
-    return problems[:_SHOWN] + more[:1]

@@ -6,7 +6,6 @@ A file is flushed to disk before the journal gets its row. What a crash leaves i
 set aside when the workspace is next opened for learning (`recover.py`).
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,11 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, flush_to_disk, sha256, write_atomically
 from edge_hpcr.stream.base import Frame
 from edge_hpcr.stream.gate import perceptual_hash
-from edge_hpcr.workspace.records import SampleRow
+from edge_hpcr.workspace.records import SampleRow, is_sample_name
 
 LONGEST_SIDE = 512
 LARGEST_PNG_SIDE = 128
 _JPEG = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
-_NAME = re.compile(r"[0-9]{2}/[0-9]{6,18}\.(png|jpg)")  # folder, id and kind
 
 
 class SampleFiles:
@@ -93,7 +91,7 @@ def sample_path(folder: Path, file: str) -> Path:
 
     A name of any other form is refused, and so is a link, which may lead out of the workspace.
     """
-    if _NAME.fullmatch(file) is None:
+    if not is_sample_name(file):
         raise UserError(f"{file[:100]!r} is no name of a sample's image", code="sample-path")
     path = folder / file
     if path.is_symlink() or path.parent.is_symlink():
