@@ -220,7 +220,7 @@ def test_what_a_killed_command_has_left_goes_with_the_next(path, tmp_path):
 
 def add(name: str, content: bytes = b"x", size: int | None = None):
     def change(index: dict, contents: dict) -> None:
-        index["files"][name] = [len(content) if size is None else size, sha256(content)]
+        index["bytes"] += (len(content) if size is None else size) - len(contents.get(name, b""))
         contents[name] = content
 
     return change
@@ -228,6 +228,12 @@ def add(name: str, content: bytes = b"x", size: int | None = None):
 
 def put(**facts: object):
     return lambda index, contents: index.update(facts)
+
+
+def test_a_backup_of_an_earlier_version_with_its_list_of_files_is_restored(path, tmp_path):
+    held = back_up(path, tmp_path / "b.zip")
+    listed = put(format=1, files={"settings.json": [2, "0" * 64]})
+    assert restore(rewrite(tmp_path / "b.zip", tmp_path / "old.zip", listed), tmp_path / "copy") == held
 
 
 def name_outside(index: dict, contents: dict) -> None:
@@ -241,10 +247,10 @@ def name_outside(index: dict, contents: dict) -> None:
 
 HOSTILE = {
     "a file above": add("../evil"),
-    "a bomb": add("images/01/bomb.png", b"0" * 50_000_000, 10),
-    "more than the disk has": add("images/01/huge.png", b"x", 10**18),
+    "a bomb": add("benchmarks/bomb", b"0" * 50_000_000, 10),
     "another format": put(format=99),
     "counts that are none": put(labels="many\nlabels"),
+    "fewer pictures than it says": lambda index, contents: contents.pop("images/01/000001.png"),
     "a file that is not there": lambda index, contents: contents.pop("settings.json"),
     "a journal that names a file outside": name_outside,
 }

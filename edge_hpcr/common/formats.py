@@ -99,6 +99,11 @@ def _answer_similarity(manifest: dict[str, Any]) -> list[str]:
     return []
 
 
+def _need_no_list(index: dict[str, Any]) -> list[str]:
+    """Backup 1 to 2: the zip's own checksums are compared; the list of files and their SHA-256 is no longer there."""
+    return []
+
+
 JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings", (_from_scratch,))
 CHECKPOINT = Format[dict[str, Any]](
@@ -109,4 +114,4 @@ LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
 REGIONS = Format[dict[str, Any]]("regions")  # of sources, in a workspace
 PINNED = Format[dict[str, Any]]("staged.json")  # devices that stay on a version
-BACKUP = Format[dict[str, Any]]("backup")  # of a whole workspace, its list of files
+BACKUP = Format[dict[str, Any]]("backup", (_need_no_list,))  # of a whole workspace
