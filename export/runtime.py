@@ -25,14 +25,13 @@ from edge_hpcr.stream import KINDS, SOURCE_VARIABLE, EndOfStream, Frame, Stream,
 from edge_hpcr.stream.region import Region
 from export.device import BadModel
 from export.device.health import Health, Reporter
-from export.device.hot_swap import HotSwap
+from export.device.hot_swap import HotSwap, HttpModels, LocalModels
 from export.device.identity import VARIABLE, device_id, parse_place, read_token
 from export.device.manifest import VARIANTS, Manifest
 from export.device.model import Classifier, Label, Result
 from export.device.mqtt import Broker, MqttSender
 from export.device.server import DeviceServer
-from export.device.signing import PublicKey, Trust
-from export.device.source import HttpModels, LocalModels
+from export.device.signing import Trust
 from export.device.unsure import Choice, UnsureFrames
 
 SCHEMA = Path(__file__).with_name("device") / "line.schema.json"
@@ -124,7 +123,7 @@ def models(options: argparse.Namespace, device: str, token: str | None) -> Local
     if options.public_key is not None:
         # However it is spelled, it is one place.
         place = str(Path(options.models).resolve()) if local else options.models.rstrip("/")
-        trust = Trust(PublicKey(options.public_key), options.cache, place)
+        trust = Trust(options.public_key, options.cache, place)
     if local:
         return LocalModels(Path(options.models), trust)
     return HttpModels(options.models, options.cache, token, options.variant, device=device, trust=trust)

@@ -22,10 +22,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from export.device import BadModel
 from export.device import model as module
 from export.device.health import Health
-from export.device.hot_swap import HotSwap
+from export.device.hot_swap import HotSwap, LocalModels
 from export.device.manifest import FORMAT, Latest
 from export.device.model import Classifier
-from export.device.source import LocalModels
 
 GOOD = tiny_model(2).SerializeToString()
 Case = Callable[[Path], None]  # publishes something bad as version 2

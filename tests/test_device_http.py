@@ -12,8 +12,7 @@ from device_parts import LOAD, Answer, file_server, files_of, frame_of, manifest
 from edge_hpcr.common.errors import UserError
 from export.device import BadModel, Unavailable, http_client
 from export.device.health import Health
-from export.device.hot_swap import HotSwap
-from export.device.source import HttpModels
+from export.device.hot_swap import HotSwap, HttpModels
 
 TOKEN = "a-token-of-good-length"
 

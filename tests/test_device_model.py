@@ -30,8 +30,8 @@ def test_a_variant_is_used_where_there_is_one_and_its_lack_is_told(tmp_path: Pat
     folder = publish(tmp_path / "exports", 1, plain, manifest)
     (folder / "model.int8.onnx").write_bytes(small)
     int8 = Classifier.load(tmp_path / "exports", "cpu", 1, variant="int8")
-    assert (int8.variant, int8.variant_note) == ("int8", None)
-    assert "has no int4" in Classifier.load(tmp_path / "exports", "cpu", 1, variant="int4").variant_note
+    assert (int8.variant, int8.notes) == ("int8", [])
+    assert "has no int4" in Classifier.load(tmp_path / "exports", "cpu", 1, variant="int4").notes[0]
 
 
 def test_a_gpu_that_is_promised_but_does_not_start_is_not_believed(exports: Path, monkeypatch, capfd):
@@ -41,6 +41,6 @@ def test_a_gpu_that_is_promised_but_does_not_start_is_not_believed(exports: Path
     monkeypatch.setattr(model, "_wanted", lambda _: (wanted, None))
     classifier = Classifier.load(exports, "auto", 1)
     assert classifier.provider == "CPUExecutionProvider"
-    assert "did not start" in (classifier.provider_note or "")
+    assert "did not start" in classifier.notes[0]
     assert classifier.predict([frame_of("red")])[0].top[0].name == "red"
     assert capfd.readouterr() == ("", ""), "ONNX Runtime's own lines stay away from stdout and stderr"

@@ -3,7 +3,6 @@
 import json
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
 from export.__main__ import main
 from export.device.health import Health
-from export.device.hot_swap import HotSwap
+from export.device.hot_swap import HotSwap, HttpModels, LocalModels
 from export.device.manifest import Latest
-from export.device.signing import SIGNATURE, PrivateKey, PublicKey, Trust, make_keys
-from export.device.source import HttpModels, LocalModels
+from export.device.signing import SIGNATURE, PrivateKey, Trust, make_keys
 
 
 class Signer:
@@ -30,17 +28,13 @@ class Signer:
 
     def publish(self, exports: Path, version: int) -> Path:
         folder = publish(exports, version)
-        self.key.sign_folder(folder)
         self.point_at(exports, version)
         return folder
 
     def point_at(self, exports: Path, version: int, allows_older: bool = False) -> bytes:
         self.serial += 1
         folder = exports / f"v{version:06d}"
-        latest = read_latest_of(folder)
-        data = (folder / "manifest.json").read_bytes()
-        signature = self.key.signature_of(latest, data, self.serial, allows_older)
-        text = replace(latest, signature=signature).to_bytes()
+        text = self.key.signed(folder, read_latest_of(folder), self.serial, allows_older).to_bytes()
         (exports / ".next").write_bytes(text)
         (exports / ".next").replace(exports / "latest.json")
         return text
@@ -66,7 +60,7 @@ class Device:
 
     def __init__(self, place: str, signer: Signer, cache: Path) -> None:
         self.said: list[str] = []
-        trust = Trust(PublicKey(signer.public), cache, place)
+        trust = Trust(signer.public, cache, place)
         source = HttpModels(place, cache, trust=trust) if "://" in place else LocalModels(Path(place), trust)
         self.swap = HotSwap(source, LOAD, Health("test", self.said.append))
 

@@ -8,8 +8,7 @@ import pytest
 from device_parts import LOAD, NAMES, frame_of, manifest_of, point_at, publish, tiny_model, until
 
 from export.device.health import Health
-from export.device.hot_swap import HotSwap
-from export.device.source import LocalModels
+from export.device.hot_swap import HotSwap, LocalModels
 
 
 @pytest.fixture

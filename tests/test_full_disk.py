@@ -9,8 +9,7 @@ from disk_parts import full_disk, small_disk
 from fleet_parts import TOKEN, make_workspace, running
 
 from export.device.health import Health
-from export.device.hot_swap import HotSwap
-from export.device.source import HttpModels
+from export.device.hot_swap import HotSwap, HttpModels
 
 
 @pytest.fixture

@@ -363,5 +363,5 @@ def test_a_version_says_why_it_lacks_a_variant(exports, capfd):
     few = replace(first().snapshot, held_out=few_held_out(3))
     published = publish(exports, few, Settings(publish_int8=True))
     assert "at least 20" in published.manifest.missing_variants["int8"]
-    assert Classifier.load(exports, "cpu", 1, "int8").variant_note
+    assert Classifier.load(exports, "cpu", 1, "int8").notes
     assert capfd.readouterr() == ("", "")

@@ -21,7 +21,7 @@ from edge_hpcr.common.formats import Format
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 from edge_hpcr.stream.region import Region
 from edge_hpcr.stream.resize import RESIZE_RULE
-from export.device import BadModel
+from export.device import BadModel, Unavailable
 
 FORMAT = MANIFEST_FORMAT.current
 LATEST, MANIFEST = "latest.json", "manifest.json"
@@ -225,11 +225,20 @@ def read_latest(exports: Path) -> Latest:
     return Latest.parse(read_plain_file(path, LARGEST_LATEST), str(path))
 
 
+def current_folder(path: Path) -> tuple[Path, Latest | None]:
+    """The current version's folder in an exports folder, and what names it; a version's folder is its own."""
+    if (path / MANIFEST).exists():
+        return path.resolve(), None
+    if not (path / LATEST).exists():
+        raise Unavailable(f"{path} holds no published model yet (no {LATEST})")
+    latest = read_latest(path)
+    return path.resolve() / latest.folder, latest
+
+
 def read_manifest(folder: Path, latest: Latest | None = None) -> Manifest:
     """The manifest of a version folder: the one that latest.json promises, where it does."""
     path = folder / MANIFEST
-    data = _read_version_file(path, LARGEST_MANIFEST)
-    return Manifest.parse(data, str(path), latest)
+    return Manifest.parse(_read_version_file(path, LARGEST_MANIFEST), str(path), latest)
 
 
 def read_model_file(folder: Path, file: ModelFile) -> bytes:

@@ -28,7 +28,6 @@ from edge_hpcr.stream.resize import prepare
 from export.device import BadModel
 from export.device import manifest as files
 from export.device.manifest import Manifest
-from export.device.source import LocalModels
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # It runs what does not depend on the image, without a time limit, and cannot be stopped. The first answer does the same
@@ -94,15 +93,12 @@ class Classifier:
     """A model that passed every check, ready to answer. Safe to ask from several threads."""
 
     def __init__(self, session: "Session", where: str, manifest: Manifest) -> None:
-        self._session, self._where = session, where
-        self.provider = session.provider
-        self.provider_note = session.note  # why there is no GPU, when one was hoped for
-        self.variant = "fp32"
-        self.variant_note: str | None = None  # why it is not the variant that was asked for
-        self.info = manifest
-        self._proxies = None
-        if "similarity" not in session.outputs:
-            self._proxies = _proxies_of(session.metadata, manifest, where)
+        self._session, self._where, self.info = session, where, manifest
+        self.provider, self.variant = session.provider, "fp32"
+        # Why it is not the hardware, or not the variant, that was asked for.
+        self.notes = [session.note] if session.note else []
+        has_similarity = "similarity" in session.outputs
+        self._proxies = None if has_similarity else _proxies_of(session.metadata, manifest, where)
         self._widths = {
             "scores": [len(manifest.classes)],
             "feature": [manifest.feature_size],
@@ -126,8 +122,8 @@ class Classifier:
         """
         folder = Path(path)
         if manifest is None:
-            offer = LocalModels(folder).newest()
-            folder, manifest = offer.path, offer.manifest
+            folder, latest = files.current_folder(folder)
+            manifest = files.read_manifest(folder, latest)
         file = manifest.file_of(variant)
         data, where = files.read_model_file(folder, file), str(folder / file.file)
         classifier = cls(Session(data, where, providers, threads), where, manifest)
@@ -135,7 +131,7 @@ class Classifier:
             classifier.variant = variant
         elif variant != "fp32":
             reason = manifest.missing_variants.get(variant, "it was not made")
-            classifier.variant_note = f"version {manifest.version} has no {variant} variant: {reason}"
+            classifier.notes.append(f"version {manifest.version} has no {variant} variant: {reason}")
         return classifier
 
     def predict(self, frames: Sequence[np.ndarray], top: int = 3) -> list[Result]:
@@ -193,10 +189,8 @@ class Classifier:
 def _proxies_of(metadata: Mapping[str, str], manifest: Manifest, where: str) -> np.ndarray:
     """The normalised proxies float32 [C, D] in a model of version 0.1, which leaves the similarity to the device."""
     try:
-        numbers = np.frombuffer(base64.b64decode(metadata["proxies"], validate=True), "<f2").astype(
-            np.float32
-        )
-        return numbers.reshape(len(manifest.classes), manifest.feature_size)
+        halves = np.frombuffer(base64.b64decode(metadata["proxies"], validate=True), "<f2")
+        return halves.astype(np.float32).reshape(len(manifest.classes), manifest.feature_size)
     except (KeyError, ValueError):
         raise BadModel(f"{where}: it has neither an output similarity nor a proxy per class") from None
 

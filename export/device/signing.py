@@ -7,11 +7,10 @@ remembers the serial number and the version that it took last.
 """
 
 import base64
-import binascii
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edge_hpcr.common.errors import UserError
@@ -91,50 +90,12 @@ class PrivateKey:
     def _sign(self, message: bytes) -> str:
         return base64.b64encode(self._key.sign(message)).decode()
 
-    def sign_folder(self, folder: Path) -> None:
-        """Put the signature beside the manifest of a version."""
-        write_atomically(
-            folder / SIGNATURE, self._sign(manifest_message((folder / MANIFEST).read_bytes())) + "\n"
-        )
-
-    def signature_of(self, latest: Latest, manifest: bytes, serial: int, allows_older: bool) -> Signature:
-        return Signature(
-            serial,
-            allows_older,
-            self._sign(manifest_message(manifest)),
-            self._sign(latest_message(latest, serial, allows_older)),
-        )
-
-
-class PublicKey:
-    """Tells whether the owner of the private key has signed something."""
-
-    def __init__(self, path: Path) -> None:
-        # Here, because most devices have no key, and it takes a while on a small one.
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-        from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-        def refuse(reason: str) -> UserError:
-            return UserError(f"the public key {path} cannot be used: {reason}")
-
-        data = read_regular(path, LARGEST_KEY, refuse)
-        key = None
-        with suppress(ValueError):
-            key = load_pem_public_key(data)
-        if not isinstance(key, Ed25519PublicKey):
-            raise refuse(
-                "it is no public key that `python -m export keygen` made (a private one belongs on no device)"
-            )
-        self._key, self._invalid = key, InvalidSignature
-        self.fingerprint = sha256(key.public_bytes_raw())[:16]
-
-    def check(self, message: bytes, signature: str, where: str) -> None:
-        """`BadModel` unless the owner of the key has signed the message."""
-        try:
-            self._key.verify(base64.b64decode(signature, validate=True), message)
-        except (self._invalid, binascii.Error, ValueError):
-            raise BadModel(f"{where}: its signature is not that of the owner of --public-key") from None
+    def signed(self, folder: Path, latest: Latest, serial: int, allows_older: bool) -> Latest:
+        """A latest.json with both signatures; that of the manifest is put beside it, too."""
+        manifest = self._sign(manifest_message((folder / MANIFEST).read_bytes()))
+        write_atomically(folder / SIGNATURE, manifest + "\n")
+        current = self._sign(latest_message(latest, serial, allows_older))
+        return replace(latest, signature=Signature(serial, allows_older, manifest, current))
 
 
 @dataclass(frozen=True)
@@ -146,37 +107,60 @@ class _Taken:
 
 
 class Trust:
-    """What a device with a public key may run: signed, and not older than what it took last unless the signer says so."""
+    """What a device with a public key may run: signed by the owner of the private key, and not older than what it took
+    last unless the signer says so.
+    """
 
-    def __init__(self, key: PublicKey, cache: Path, models: str) -> None:
-        self._key = key
+    def __init__(self, public_key: Path, cache: Path, models: str) -> None:
+        # Here, because most devices have no key, and it takes a while on a small one.
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        def refuse(reason: str) -> UserError:
+            return UserError(f"the public key {public_key} cannot be used: {reason}")
+
+        data, key = read_regular(public_key, LARGEST_KEY, refuse), None
+        with suppress(ValueError):
+            key = load_pem_public_key(data)
+        if not isinstance(key, Ed25519PublicKey):
+            raise refuse(
+                "it is no public key that `python -m export keygen` made (a private one belongs on no device)"
+            )
+        self._key, self._invalid = key, InvalidSignature
         # Of the models' address too: two workspaces may be signed with one key and count their versions apart.
-        name = sha256(f"{key.fingerprint} {models}".encode())[:16]
+        name = sha256(f"{sha256(key.public_bytes_raw())[:16]} {models}".encode())[:16]
         self._path = cache / f"signed-{name}.json"
-        self.serial = self.version = 0  # taken last
+        self.taken = _Taken(0, 0)
         if self._path.exists():
             try:
-                taken = read(_Taken, parse_json(read_plain_file(self._path, LARGEST_KEY), ""), "")
-                self.serial, self.version = taken.serial, taken.version
+                self.taken = read(_Taken, parse_json(read_plain_file(self._path, LARGEST_KEY), ""), "")
             except BadModel:
                 # No reason to forget it silently.
                 raise UserError(
                     f"{self._path} is damaged, which says what this device ran last: remove it to accept any signed version"
                 ) from None
 
+    def _check(self, message: bytes, signature: str, where: str) -> None:
+        """`BadModel` unless the owner of the key has signed the message."""
+        try:
+            self._key.verify(base64.b64decode(signature, validate=True), message)
+        except (self._invalid, ValueError):
+            raise BadModel(f"{where}: its signature is not that of the owner of --public-key") from None
+
     def check_latest(self, latest: Latest, where: str) -> None:
         """`BadModel` unless the owner of the key has made this version current, and nothing else since."""
         signed = latest.signature
         if signed is None:
             raise BadModel(f"{where}: it is not signed, and --public-key asks for a signature")
-        self._key.check(latest_message(latest, signed.serial, signed.allows_older), signed.latest, where)
-        if signed.serial < self.serial:
+        self._check(latest_message(latest, signed.serial, signed.allows_older), signed.latest, where)
+        if signed.serial < self.taken.serial:
             raise BadModel(
-                f"{where}: an old one (number {signed.serial}; number {self.serial} was seen): this repeats what was signed before"
+                f"{where}: an old one (number {signed.serial}; number {self.taken.serial} was seen): this repeats what was signed before"
             )
-        if latest.version < self.version and not signed.allows_older:
+        if latest.version < self.taken.version and not signed.allows_older:
             raise BadModel(
-                f"{where}: version {latest.version} is older than {self.version}, which ran here, and its signature does not allow that"
+                f"{where}: version {latest.version} is older than {self.taken.version}, which ran here, and its signature does not allow that"
             )
 
     def check_folder(self, folder: Path, version: int) -> None:
@@ -185,19 +169,20 @@ class Trust:
             raise BadModel(f"{folder}: it is not signed, and --public-key asks for a signature")
         manifest = read_plain_file(folder / MANIFEST, LARGEST_MANIFEST)
         signature = read_plain_file(folder / SIGNATURE, LARGEST_KEY).decode("ascii", "replace").strip()
-        self._key.check(manifest_message(manifest), signature, str(folder))
-        if version < self.version:
-            raise BadModel(f"{folder}: version {version} is older than {self.version}, which ran here")
+        self._check(manifest_message(manifest), signature, str(folder))
+        if version < self.taken.version:
+            raise BadModel(f"{folder}: version {version} is older than {self.taken.version}, which ran here")
 
     def took(self, version: int, latest: Latest | None) -> None:
         """Remember what is in use now; `Unavailable` if that cannot be written."""
-        serial = latest.signature.serial if latest is not None and latest.signature else self.serial
-        if (serial, version) == (self.serial, self.version):
+        serial = latest.signature.serial if latest is not None and latest.signature else self.taken.serial
+        now = _Taken(serial, version)
+        if now == self.taken:
             return
-        self.serial, self.version = serial, version
+        self.taken = now
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps({"serial": serial, "version": version}))
+            write_atomically(self._path, json.dumps(asdict(now)))
         except OSError as error:
             raise Unavailable(
                 f"cannot keep in {self._path} which version runs: {reason_of(error)} (--cache names another folder)"

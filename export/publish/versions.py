@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -256,21 +256,17 @@ def point_at(exports: Path, version: int) -> None:
 
 def _latest_for(folder: Path) -> bytes:
     """The latest.json that names this version; both are signed if the workspace names a key."""
-    data = (folder / MANIFEST).read_bytes()
-    latest = Latest(int(folder.name[1:]), folder.name, sha256(data))
+    latest = Latest(int(folder.name[1:]), folder.name, sha256(folder / MANIFEST))
     exports = folder.parent
     key = signing_key(exports)
     if key is None:
         return latest.to_bytes()
-    key.sign_folder(folder)
     # Higher than any before, so that a device knows which of two is the later one.
     serial = max(_history(exports)["serial"], _signed_serial(exports) or 0) + 1
     note(exports, serial=serial)
     # A device refuses an older version by itself; whoever makes one current means it.
-    signature = key.signature_of(
-        latest, data, serial, allows_older=latest.version < next_version(exports) - 1
-    )
-    return replace(latest, signature=signature).to_bytes()
+    allows_older = latest.version < next_version(exports) - 1
+    return key.signed(folder, latest, serial, allows_older).to_bytes()
 
 
 def signing_key(exports: Path) -> PrivateKey | None:
