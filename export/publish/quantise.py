@@ -11,10 +11,7 @@ everything stays float32: the classifier is a thousandth of the work and all of 
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edge_hpcr.common.files import write_through
@@ -53,15 +51,15 @@ MOST_LOSS = 0.01  # of held-out accuracy
 FLOAT_DEPTHWISE = 3
 _BETWEEN = ("Add", "Relu", "Clip")  # layers that work in the bits of the convolutions around them
 _CALIBRATION_BATCH = 16
+# Without VNNI, an x86 processor adds two products in 16 bits: full 8-bit weights would overflow there.
+_FORM: dict[str, Any] = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
 
 
 def make_int8(model: Path, exported: Exported, snapshot: Snapshot) -> dict[str, Any]:
     """Make `model.int8.onnx` beside the model; the manifest's entry, or why there is none."""
     samples = snapshot.held_out
     if len(samples) < FEWEST_SAMPLES:
-        return none(
-            f"{len(samples)} held-out samples: at least {FEWEST_SAMPLES} are needed to see what it loses"
-        )
+        return none(f"{len(samples)} held-out samples: {FEWEST_SAMPLES} are needed to see what it loses")
     path = model.with_name("model.int8.onnx")
     try:
         small = quantised(exported.model, snapshot.images)
@@ -94,61 +92,49 @@ class _Samples(CalibrationDataReader):
 
 def quantised(model: ModelProto, images: np.ndarray) -> ModelProto:
     """Linear layers dynamically; else convolutions as QDQ, with the ranges that the images show. A scale for each channel."""
-    plain = (
-        model if opset_of(model) >= LOWEST_OPSET else version_converter.convert_version(model, LOWEST_OPSET)
-    )
-    eight_bits = _quantised(with_lowest_ir(plain), images)
+    plain = ModelProto()
+    plain.CopyFrom(model)
+    if opset_of(plain) < LOWEST_OPSET:
+        plain = version_converter.convert_version(plain, LOWEST_OPSET)
     said = {each.key: each.value for each in model.metadata_props}
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder, "small.onnx")
+        if linear := _linear_layers(plain.graph):
+            add_pre_process_metadata(plain)  # else it is advised, through the root logger
+            quantize_dynamic(plain, small, nodes_to_quantize=linear, **_FORM)
+        elif _classifier_place(plain.graph):
+            _quantise_convolutions(plain, images, small)
+        else:
+            return plain  # nothing in it is worth 8 bits
+        eight_bits = onnx.load_model(small)
+    eight_bits.graph.ClearField("value_info")
+    with_lowest_ir(eight_bits)  # the quantiser chooses a version of its own
     if "versions" in said:
         said["versions"] = json.dumps({**json.loads(said["versions"]), **graph_versions(eight_bits)})
     helper.set_model_props(eight_bits, said)
     return eight_bits
 
 
-def _quantised(model: ModelProto, images: np.ndarray) -> ModelProto:
-    if not _classifier_place(model.graph):
-        return model  # nothing in it is worth 8 bits
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        plain, ready, small = (str(Path(folder, f"{name}.onnx")) for name in ("plain", "ready", "small"))
-        if linear := _linear_layers(model.graph):
-            quantize_dynamic(
-                model,
-                small,
-                op_types_to_quantize=["MatMul"],
-                nodes_to_quantize=linear,
-                per_channel=True,
-                reduce_range=True,
-                weight_type=QuantType.QInt8,
-            )
-            return _as_ours(small)
-        onnx.save_model(model, plain)
-        # ONNX's own shape inference does for this graph; the symbolic one fails on a free N.
-        quant_pre_process(plain, ready, skip_symbolic_shape=True)
-        prepared = onnx.load_model(ready)
-        for place, node in enumerate(prepared.graph.node):
-            node.name = f"node {place}"
-        nodes = prepared.graph.node
-        left = [*nodes[: _early_place(prepared.graph)], *nodes[_classifier_place(prepared.graph) :]]
-        quantize_static(
-            prepared,
-            small,
-            _Samples(images),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["Conv", *_BETWEEN],
-            nodes_to_exclude=[node.name for node in left],
-            per_channel=True,
-            # Without VNNI, an x86 processor adds two products in 16 bits: full 8-bit weights would overflow there.
-            reduce_range=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
-        return _as_ours(small)
-
-
-def _as_ours(path: str) -> ModelProto:
-    eight_bits = onnx.load_model(path)
-    eight_bits.graph.ClearField("value_info")
-    return with_lowest_ir(eight_bits)  # the quantiser chooses a version of its own
+def _quantise_convolutions(model: ModelProto, images: np.ndarray, small: Path) -> None:
+    given, ready = small.with_name("given.onnx"), small.with_name("ready.onnx")
+    onnx.save_model(model, given)
+    # ONNX's own shape inference does for this graph; the symbolic one fails on a free N.
+    quant_pre_process(given, ready, skip_symbolic_shape=True)
+    prepared = onnx.load_model(ready)
+    nodes = prepared.graph.node
+    for place, node in enumerate(nodes):
+        node.name = f"node {place}"
+    left = [*nodes[: _early_place(prepared.graph)], *nodes[_classifier_place(prepared.graph) :]]
+    quantize_static(
+        prepared,
+        small,
+        _Samples(images),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=["Conv", *_BETWEEN],
+        nodes_to_exclude=[node.name for node in left],
+        activation_type=QuantType.QUInt8,
+        **_FORM,
+    )
 
 
 def _linear_layers(graph: GraphProto) -> list[str]:
@@ -178,21 +164,3 @@ def _early_place(graph: GraphProto) -> int:
 
 def _is_depthwise(node: NodeProto) -> bool:
     return node.op_type == "Conv" and any(each.name == "group" and each.i > 1 for each in node.attribute)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the quantiser, which logs advice through the root logger."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return "onnxruntime" not in record.pathname
-
-    # Without a handler, its first record would set up logging for the whole process.
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)
-    root.addFilter(drop)
-    try:
-        yield
-    finally:
-        root.removeFilter(drop)
-        root.removeHandler(handler)
