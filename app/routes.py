@@ -38,7 +38,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, sha256
 from edge_hpcr.stream.decode import decode_image
 from edge_hpcr.workspace.sample_files import sample_path
-from export.publish.bundle import bundle_name, write_bundle
+from export.publish.handout import bundle_name, write_bundle
 
 LOG = logging.getLogger(__name__)
 

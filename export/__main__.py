@@ -15,7 +15,7 @@ from edge_hpcr.commands.cli import Version, examples, new_commands, run
 from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.settings import Settings
-from export.device.identity import VARIABLE
+from export.device.identity import DEFAULT_PORT, VARIABLE
 from export.device.manifest import Manifest
 from export.device.signing import PrivateKey, make_keys
 from export.publish import serve as server
@@ -47,7 +47,6 @@ in parts/exports; devices change to a new one while they run. `python -m export 
 """
 
 W = Annotated[Path, Option(metavar="W", help="the learner's folder")]
-SETTING = "what the settings say"
 AsJson = Annotated[bool, Option("--json", help="print JSON instead of text")]
 
 
@@ -84,20 +83,12 @@ def _exports(workspace: Path) -> Path:
 def publish(
     workspace: W,
     as_json: AsJson = False,
-    int8: Annotated[bool, Option("--int8", help="add a variant in 8 bits, if it is faster here")] = False,
-    most_drop: Annotated[
-        float | None,
-        Option(metavar="SHARE", help="of held-out accuracy that may be lost", show_default=SETTING),
-    ] = None,
-    keep: Annotated[int | None, Option(metavar="N", help="versions to keep", show_default=SETTING)] = None,
+    int8: Annotated[bool, Option("--int8", help="add a variant in 8 bits, if it is good enough")] = False,
     force: Annotated[
-        bool, Option("--force", help="though it is worse than, or the same as, the last one")
+        bool, Option("--force", help="though it is worse than the last one, or the same")
     ] = False,
     sign: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="sign with this private key, now and from now on (the setting publish_key)"
-        ),
+        Path | None, Option(metavar="FILE", help="sign with this private key, now and from now on")
     ] = None,
 ) -> None:
     """Publish the newest checkpoint as an ONNX model that describes itself.
@@ -117,17 +108,12 @@ def publish(
         settings = settings.replace(publish_key=str(sign.resolve()))
         settings.save(path)
         sign_current(exports)
-    asked = {"publish_most_drop": most_drop, "publish_keep": keep, "publish_int8": int8 or None}
-    settings = settings.replace(**{name: value for name, value in asked.items() if value is not None})
+    if int8:
+        settings = settings.replace(publish_int8=True)
     snapshot = snapshot_of_workspace(workspace)
     same = None if force else publish.unchanged(exports, snapshot)
     if same is not None:
-        facts = {
-            "published": False,
-            "version": same,
-            "reason": "nothing has changed",
-            "notes": snapshot.notes,
-        }
+        facts = {"published": False, "version": same, "notes": snapshot.notes}
         nothing = f"version {same} holds step {snapshot.step:,} already: nothing is new (--force publishes it again)"
         return _say("; ".join([nothing, *snapshot.notes]), facts, as_json)
     try:
@@ -174,16 +160,15 @@ def roll_back(
     version: Annotated[
         int | None, Argument(help="its number", show_default="the one before the current one")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Make another version current, an older one as a rule."""
-    _say_current(rollback(_exports(workspace), version), as_json)
+    _say_current(rollback(_exports(workspace), version))
 
 
 @commands.command("rollforward")
-def roll_forward(workspace: W, as_json: AsJson = False) -> None:
+def roll_forward(workspace: W) -> None:
     """End a rollback: make the newest version current."""
-    _say_current(rollforward(_exports(workspace)), as_json)
+    _say_current(rollforward(_exports(workspace)))
 
 
 @commands.command("pin", short_help="keep some devices on a version")
@@ -196,9 +181,8 @@ def pin_devices(
 ) -> None:
     """Keep named devices, and no others, on a version, whatever is published, until `unpin`."""
     named = [each.strip() for each in devices.split(",") if each.strip()]
-    print(
-        f"{', '.join(named)} stay on version {version}: {summary(pin(_exports(workspace), version, named))}"
-    )
+    manifest = pin(_exports(workspace), version, named)
+    print(f"{', '.join(named)} stay on version {version}: {summary(manifest)}")
 
 
 @commands.command("unpin")
@@ -207,9 +191,8 @@ def unpin_devices(workspace: W) -> None:
     print(f"version {unpin(_exports(workspace))} is for all devices")
 
 
-def _say_current(manifest: Manifest, as_json: bool) -> None:
-    said = f"version {manifest.version} is current: {summary(manifest)}"
-    _say(said, {"latest": manifest.version}, as_json)
+def _say_current(manifest: Manifest) -> None:
+    print(f"version {manifest.version} is current: {summary(manifest)}")
 
 
 # Signing --------------------------------------------------------------------------------------------------------------
@@ -234,7 +217,7 @@ def keygen(
 def serve(
     workspace: Annotated[Path, Option(metavar="W", help="whose exports to serve")],
     host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = server.DEFAULT_PORT,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = DEFAULT_PORT,
     token: Annotated[
         Path | None,
         Option(

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 from export_parts import first, with_template
 
-from export.publish.bundle import bundle_name, write_bundle
+from export.publish.handout import bundle_name, write_bundle
 from export.publish.publish import publish
 
 

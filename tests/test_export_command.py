@@ -92,7 +92,7 @@ def test_a_refusal_and_a_damaged_folder_are_one_line_and_exit_code_1(tmp_path, c
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
     assert line.startswith("export: not published: step ") and captured.out == ""
-    assert main(["--workspace", str(one.path), "--most-drop", "0.6"]) == 0
+    assert main(["--workspace", str(one.path), "--force"]) == 0
     (one.exports / "latest.json").write_text("nonsense")
     capsys.readouterr()
     assert main(["rollback", "--workspace", str(one.path)]) == 1

@@ -15,6 +15,7 @@ ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 FILE = "device-id"
 # Never an option: that can be read by everybody on the machine, in the list of processes.
 VARIABLE = "EDGE_HPCR_TOKEN"
+DEFAULT_PORT = 8081  # of a server of models
 NEEDED = f"give a token (--token FILE or {VARIABLE})"
 
 

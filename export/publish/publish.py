@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,11 +24,11 @@ from edge_hpcr.workspace.settings import Settings
 from export.device import BadModel
 from export.device.manifest import LATEST, MANIFEST, Manifest, read_manifest, read_model_file
 from export.device.model import Classifier
-from export.publish.graph import FEWEST_SAMPLES, TwoParts, falls_by_more, read_model
-from export.publish.model_card import write_beside
+from export.publish.graph import FEWEST_SAMPLES, TwoParts, read_model
+from export.publish.handout import write_beside
 from export.publish.quantise import make_int8, none
 from export.publish.snapshot import NO_UNKNOWN, Snapshot, snapshot_of
-from export.publish.to_onnx import OUTPUTS, Exported, described, export, file_facts
+from export.publish.to_onnx import OUTPUTS, Exported, export, file_facts
 from export.publish.versions import (
     Refused,
     changing,
@@ -94,33 +93,26 @@ def publish(
         writing = exports / f".{folder.name}.writing"
         writing.mkdir()
         try:
-            try:
-                exported = export(snapshot, writing / MODEL, version, exports / TEMPLATE)
-            except BadModel as error:
-                raise Refused(f"step {snapshot.step}: {error}") from None
-            uncompared = None if force else _compare(exports, snapshot, exported, settings.publish_most_drop)
-            made = {}
-            if settings.publish_int8:
-                made["int8"] = make_int8(writing / MODEL, exported, snapshot)
-            facts = {
-                **described(snapshot, exported, version),
-                "resize_steps": RESIZE_STEPS,
-                "outputs": list(OUTPUTS),
-                **file_facts(writing / MODEL),
-                "parity": exported.parity,
-                "variants": made,
-            }
-            _write_manifest(writing, facts)
-            classifier = _check_as_a_device(writing, made)
-            facts["beside"] = write_beside(writing, classifier, snapshot, facts)
-            _write_manifest(writing, facts)
-            flush_to_disk(writing)
-            note(exports, last_version=version)  # never given again, even if the rename fails
-            writing.rename(folder)
-            flush_to_disk(exports)
-        except BaseException:
-            shutil.rmtree(writing, ignore_errors=True)
-            raise
+            exported = export(snapshot, writing / MODEL, version, exports / TEMPLATE)
+        except BadModel as error:
+            raise Refused(f"step {snapshot.step}: {error}") from None
+        uncompared = None if force else _compare(exports, snapshot, exported, settings.publish_most_drop)
+        made = {"int8": make_int8(writing / MODEL, exported, snapshot)} if settings.publish_int8 else {}
+        facts = {
+            **exported.facts,
+            "resize_steps": RESIZE_STEPS,
+            "outputs": list(OUTPUTS),
+            **file_facts(writing / MODEL),
+            "parity": exported.parity,
+            "variants": made,
+        }
+        classifier = _check_as_a_device(writing, facts)
+        facts["beside"] = write_beside(writing, classifier, snapshot, facts)
+        write_through(writing / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False))
+        flush_to_disk(writing)
+        note(exports, last_version=version)  # never given again, even if the rename fails
+        writing.rename(folder)
+        flush_to_disk(exports)
         point_at(exports, version)
         prune(exports, settings.publish_keep)
     notes = [*([uncompared] if uncompared else []), *snapshot.notes]
@@ -175,7 +167,7 @@ def _compare(exports: Path, snapshot: Snapshot, exported: Exported, most_drop: f
     except BadModel as error:
         return f"accuracy was not compared with the current version: {error}"
     was, now = before or 0.0, exported.accuracy or 0.0
-    if falls_by_more(was, now, most_drop):
+    if round(was - now, 9) > most_drop:  # exactly that much is allowed
         raise Refused(
             f"step {snapshot.step} recognises {now:.1%} of {len(samples)} held-out samples, where version "
             f"{manifest.version} recognises {was:.1%}: a fall of more than {most_drop:.1%} is not published "
@@ -184,14 +176,10 @@ def _compare(exports: Path, snapshot: Snapshot, exported: Exported, most_drop: f
     return None
 
 
-def _write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    write_through(folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _check_as_a_device(folder: Path, made: dict[str, Any]) -> Classifier:
+def _check_as_a_device(folder: Path, facts: dict[str, Any]) -> Classifier:
     """The model as a device loads it. A version that no device would take is not published, nor is a variant of it."""
     try:
-        manifest = read_manifest(folder)
+        manifest = Manifest.parse(json.dumps(facts).encode(), MANIFEST)
         classifier = Classifier.load(folder, "cpu", 1, manifest=manifest)
     except BadModel as error:
         raise Refused(f"a device would refuse the model: {error}") from None
@@ -200,7 +188,8 @@ def _check_as_a_device(folder: Path, made: dict[str, Any]) -> Classifier:
             Classifier.load(folder, "cpu", 1, variant, manifest=manifest)
         except BadModel as error:
             (folder / file.file).unlink()
-            made[variant] = none(f"a device would refuse it: {str(error).removeprefix(f'{folder}/')}")
+            refusal = str(error).removeprefix(f"{folder}/")
+            facts["variants"][variant] = none(f"a device would refuse it: {refusal}")
     return classifier
 
 

@@ -50,7 +50,6 @@ from export.device.identity import NEEDED, listen, read_token, url_of
 from export.device.manifest import LARGEST_LATEST, LATEST, MANIFEST, read_manifest, read_plain_file
 from export.publish.versions import pinned
 
-DEFAULT_PORT = 8081
 LARGEST_REPORT, LARGEST_FRAME = 10_000, 5_000_000  # bytes
 BODY_SECONDS = 60.0  # until a picture has come whole
 REQUEST_SECONDS = 10.0  # for a request to come, but for its body

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import traceback
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version as installed
@@ -66,7 +67,7 @@ class Exported:
 
     parity: dict[str, Any]  # how far its outputs are from the network's, for the manifest
     accuracy: float | None  # on the samples held out; None without any
-    created: str
+    facts: dict[str, Any]  # what the model and its manifest both say of it
     traced: bool  # otherwise new weights in the known graph
     model: ModelProto = field(repr=False)
 
@@ -148,19 +149,11 @@ def export(snapshot: Snapshot, path: Path, version: int = 0, templates: Path | N
 def _template_facts(snapshot: Snapshot) -> str:
     """What decides the graph, besides the weights. Another version of anything may trace another one."""
     backbone = snapshot.network.backbone
-    trunk, weights = backbone.trunk, backbone.state_dict().items()
-    facts = {
-        "height": snapshot.height,
-        "width": snapshot.width,
-        "backbone": snapshot.backbone,
-        "trunk": None if trunk is None else {"sha256": trunk.sha256, "latent": list(trunk.latent_shape)},
-        "weights": {name: list(tensor.shape) for name, tensor in weights},
-        "method": snapshot.method,
-        "form": FORM,
-        "edge_hpcr": __version__,
-        **{package: installed(package) for package in ("torch", "onnx", "onnxscript")},
-    }
-    return json.dumps(facts)
+    shapes = {name: list(tensor.shape) for name, tensor in backbone.state_dict().items()}
+    trunk = None if backbone.trunk is None else (backbone.trunk.sha256, backbone.trunk.latent_shape)
+    packages = [installed(package) for package in ("torch", "onnx", "onnxscript")]
+    size = (snapshot.height, snapshot.width)
+    return json.dumps([FORM, __version__, packages, snapshot.method, snapshot.backbone, size, trunk, shapes])
 
 
 def _save_template(folder: Path, model: ModelProto, snapshot: Snapshot) -> None:
@@ -226,7 +219,8 @@ def _trace(snapshot: Snapshot) -> ModelProto:
         except Exception as error:
             # Python 3.11 counts the depth of syntax trees for all threads together: while another thread parses
             # something, torch's exporter may find the count wrong. The next time it is right.
-            if attempt + 1 < TRACE_ATTEMPTS and "recursion depth mismatch" in _whole_text(error):
+            with_causes = "".join(traceback.format_exception(error))
+            if attempt + 1 < TRACE_ATTEMPTS and "recursion depth mismatch" in with_causes:
                 continue
             if isinstance(error, torch.onnx.OnnxExporterError):
                 reason = one_line(error.__cause__ or error)
@@ -238,11 +232,6 @@ def _trace(snapshot: Snapshot) -> ModelProto:
     del model.graph.output[len(OUTPUTS) :]  # values inside, which have their names by now
     _clean(model)
     return in_lowest_opset(_filled(model, snapshot))
-
-
-def _whole_text(error: BaseException | None) -> str:
-    """What it says, and what its causes say."""
-    return "" if error is None else f"{error} {_whole_text(error.__cause__ or error.__context__)}"
 
 
 def _clean(model: ModelProto) -> None:
@@ -274,12 +263,11 @@ def finish(model: ModelProto, snapshot: Snapshot, path: Path, version: int, trac
         whole = RunningModel(model.SerializeToString(), str(path))
         _parity([whole(images)], network_outputs(snapshot, images), len(images))
     accuracy = parts.accuracy(snapshot.held_out, [each.id for each in snapshot.classes])
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    exported = Exported(parity, accuracy, created, traced, model)
-    onnx.helper.set_model_props(model, metadata(snapshot, exported, version))
+    facts = _facts(snapshot, model, accuracy, version)
+    onnx.helper.set_model_props(model, _as_metadata(facts))
     check(model)
     write_through(path, model.SerializeToString())
-    return exported
+    return Exported(parity, accuracy, facts, traced, model)
 
 
 def file_facts(path: Path) -> dict[str, Any]:
@@ -288,14 +276,12 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": sha256(data)}
 
 
-def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, Any]:
-    """What a manifest and a model's metadata both say of a model."""
-    packages = {"edge_hpcr": __version__, "torch": installed("torch"), "onnx": installed("onnx")}
+def _facts(snapshot: Snapshot, model: ModelProto, accuracy: float | None, version: int) -> dict[str, Any]:
     measured = snapshot.measured
     return {
         "format": FORMAT,
         "version": version,
-        "created": exported.created,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "step": snapshot.step,
         "image": {
             "height": snapshot.height,
@@ -317,20 +303,21 @@ def described(snapshot: Snapshot, exported: Exported, version: int) -> dict[str,
             "one_place": measured.one_place,
         }
         if measured
-        else {"held_out": exported.accuracy, "samples": len(snapshot.held_out)},
-        "versions": {**packages, **graph_versions(exported.model)},
+        else {"held_out": accuracy, "samples": len(snapshot.held_out)},
+        "versions": {
+            "edge_hpcr": __version__,
+            "torch": installed("torch"),
+            "onnx": installed("onnx"),
+            **graph_versions(model),
+        },
     }
 
 
-def metadata(snapshot: Snapshot, exported: Exported, version: int) -> dict[str, str]:
-    """What a model says of itself, all of it text."""
-    facts = described(snapshot, exported, version)
-    text = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items() if key != "created"}
-    return text | {
-        "created": exported.created,
-        "unknown_below": "" if snapshot.unknown_below is None else text["unknown_below"],
-        "edge_hpcr": __version__,
-    }
+def _as_metadata(facts: dict[str, Any]) -> dict[str, str]:
+    """What a model says of itself is all text: JSON, but for the time, and nothing where there is no threshold."""
+    text = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
+    unknown_below = "" if facts["unknown_below"] is None else text["unknown_below"]
+    return text | {"created": facts["created"], "unknown_below": unknown_below, "edge_hpcr": __version__}
 
 
 def _parity(found: list[Outputs], expected: Outputs, different: int) -> dict[str, Any]:

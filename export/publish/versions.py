@@ -36,6 +36,9 @@ from export.device.manifest import (
     MANIFEST,
     Latest,
     Manifest,
+    Whole,
+    parse_json,
+    read,
     read_latest,
     read_manifest,
     read_model_file,
@@ -51,7 +54,7 @@ _VERSION = re.compile(r"v(\d{6,})")
 class Pinned:
     """These devices stay on this version, whatever is current for the others."""
 
-    version: int
+    version: Whole
     devices: tuple[str, ...]
     latest: str  # the contents of the latest.json for these devices
 
@@ -142,7 +145,7 @@ def _make_current(exports: Path, version: int) -> Manifest:
     if version == current:
         raise UserError(f"version {version} is the current one already")
     source = rolled_back(exports) or current
-    manifest = _check_whole(exports, version)
+    manifest = check_whole(exports, version)
     signing_key(exports)  # one that is missing is told before anything changes
     if version < source:
         note(exports, rolled_back_from=source)  # first: a publisher must not undo what it does not know of
@@ -156,14 +159,15 @@ def _current(exports: Path) -> int:
     return read_latest(exports).version
 
 
-def _check_whole(exports: Path, version: int) -> Manifest:
+def check_whole(exports: Path, version: int) -> Manifest:
+    """The manifest of a version all of whose files are as they were published; else a `UserError`."""
     folder = exports / folder_name(version)
     try:
         manifest = read_manifest(folder)
         for file in manifest.files:
             read_model_file(folder, file)
     except BadModel as error:
-        raise UserError(f"version {version} is damaged and cannot become the current one: {error}") from None
+        raise UserError(f"version {version} is not here, or damaged: {error}") from None
     return manifest
 
 
@@ -172,13 +176,9 @@ def _check_whole(exports: Path, version: int) -> Manifest:
 
 def pinned(exports: Path) -> Pinned | None:
     """Who stays on which version; None when nobody does, or when the file is damaged."""
-    try:
-        facts = json.loads((exports / PINNED).read_bytes())
-        PINNED_FORMAT.is_old(facts["format"], exports / PINNED)
-        devices = tuple(map(check_id, facts["devices"]))
-        return Pinned(int(facts["version"]), devices, str(facts["latest"]))
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        return None
+    with suppress(OSError, BadModel):
+        return read(Pinned, parse_json((exports / PINNED).read_bytes(), PINNED), PINNED)
+    return None
 
 
 def pin(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
@@ -186,7 +186,7 @@ def pin(exports: Path, version: int, devices: Sequence[str]) -> Manifest:
     if not devices:
         raise UserError("name the devices, with commas between them")
     with changing(exports):
-        current, manifest = _current(exports), _check_whole(exports, version)
+        current, manifest = _current(exports), check_whole(exports, version)
         latest = _latest_for(exports / folder_name(version)).decode()
         facts = {"version": version, "devices": list(map(check_id, devices)), "latest": latest}
         write_atomically(exports / PINNED, json.dumps({"format": PINNED_FORMAT.current, **facts}))
@@ -216,18 +216,25 @@ def _folders(exports: Path) -> list[Path]:
 
 @contextmanager
 def changing(exports: Path) -> Iterator[None]:
-    """Hold the folder's lock, and remove what an interrupted process left half done."""
+    """Hold the folder's lock, and remove what was left half done, by an interrupted process or by an error."""
     try:
         exports.mkdir(parents=True, exist_ok=True)
         busy = f"{exports}: process {{owner}} has been busy in it for {LOCK_SECONDS:.0f} s; end that first"
         with locked(exports / LOCK, busy, LOCK_SECONDS):
-            for left in (*exports.glob(".v*.writing"), *exports.glob(".v*.removing")):
-                shutil.rmtree(left)
-            yield
+            _tidy(exports)
+            try:
+                yield
+            finally:
+                _tidy(exports)
     except OSError as error:
         raise UserError(
             f"cannot change {exports}: {error.strerror or error}; is there room, and a right to write?"
         ) from error
+
+
+def _tidy(exports: Path) -> None:
+    for left in (*exports.glob(".v*.writing"), *exports.glob(".v*.removing")):
+        shutil.rmtree(left)
 
 
 def _history(exports: Path) -> dict[str, Any]:

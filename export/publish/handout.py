@@ -1,28 +1,34 @@
-"""What is published with a model, for those who use it without our code: names, a model card, and a golden sample.
+"""What leaves with a model: names, a model card, a golden sample, and all of it with the runtime in one zip for a device.
 
 The golden sample is a picture with the answers to it, by which a port finds out whether it resizes and runs the model as
 it should. The picture is drawn (a gear of the demonstration's workbench, 320 x 240): no picture of the workspace leaves with a
-model.
+model. The zip's runtime is the code of this installation, in the folders that the Dockerfile's device has.
 """
 
 from __future__ import annotations
 
 import json
-from functools import cache
+import shlex
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cv2
 import numpy as np
 
+import edge_hpcr
+import export
 from edge_hpcr.common.files import write_through
 from edge_hpcr.common.text import many
 from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.stream.resize import RESIZE_STEPS, prepare
+from export.device.identity import DEFAULT_PORT
+from export.device.manifest import MANIFEST, Manifest
 from export.device.model import Classifier
 from export.publish.snapshot import NO_UNKNOWN, Snapshot
 from export.publish.to_onnx import file_facts
-from export.publish.versions import held_out
+from export.publish.versions import check_whole, folder_name, held_out
 
 LABELS, CARD = "labels.txt", "model-card.md"
 GOLDEN, PICTURE, INPUT = "golden.json", "golden.png", "golden-input.png"
@@ -30,30 +36,28 @@ GOLDEN, PICTURE, INPUT = "golden.json", "golden.png", "golden-input.png"
 TOLERANCES = {"input": 0.001, "image": 0.01}
 MOST_NAMES = 200  # of classes in a card
 MEASURED = "The learner was tested on labelled pictures that it had not learned."
-_PICTURE = Path(__file__).with_name(PICTURE)
-_SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|"})
+MODEL = "model"  # the version's folder in the zip
+# Of each package the files and folders that a device has.
+PARTS = {
+    Path(edge_hpcr.__file__).parent: ("__init__.py", "common", "stream"),
+    Path(export.__file__).parent: ("__init__.py", "runtime.py", "device"),
+}
 
 
 def write_beside(
     folder: Path, classifier: Classifier, snapshot: Snapshot, facts: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Write everything that belongs beside the model in `folder`; how the manifest names it."""
+    picture = Path(__file__).with_name(PICTURE).read_bytes()
+    frame = np.asarray(cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR_RGB))
+    prepared = prepare(frame, (snapshot.height, snapshot.width))
     write_through(folder / LABELS, "".join(f"{each.name}\n" for each in snapshot.classes))
     write_through(folder / CARD, model_card(snapshot, facts))
-    picture, frame = _picture()
-    prepared = prepare(frame, (snapshot.height, snapshot.width))
     write_through(folder / PICTURE, picture)
     write_through(folder / INPUT, cv2.imencode(".png", prepared[..., ::-1])[1].tobytes())
     write_through(folder / GOLDEN, json.dumps(golden(classifier, prepared), indent=1, ensure_ascii=False))
     names = {"labels": LABELS, "card": CARD, "golden": GOLDEN, "golden_image": PICTURE, "golden_input": INPUT}
     return {key: file_facts(folder / name) for key, name in names.items()}
-
-
-@cache
-def _picture() -> tuple[bytes, np.ndarray]:
-    """The golden picture as a file and as a frame."""
-    data = _PICTURE.read_bytes()
-    return data, np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
 
 
 def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
@@ -74,8 +78,10 @@ def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
 
 def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
     """What a person should know of the model: what it tells apart, how well, on what that rests, how it was made."""
-    image, parity = facts["image"], facts["parity"]
-    labels = sum(snapshot.labels.values())
+    image, parity, count = facts["image"], facts["parity"], len(snapshot.classes)
+    names = [f"{each.name}: {snapshot.labels.get(each.id, 0):,}" for each in snapshot.classes[:MOST_NAMES]]
+    more = [f"and {count - MOST_NAMES:,} more, see {LABELS}"] if count > MOST_NAMES else []
+    classes = "\n".join([*names, *more])
     steps = "\n".join(f"{number}. {step}" for number, step in enumerate(RESIZE_STEPS, 1))
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     below, unknown = snapshot.unknown_below, f"There is no threshold for *unknown*: {NO_UNKNOWN}."
@@ -89,12 +95,8 @@ def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
     variants = "".join(f"- {_variant(name, made)}\n" for name, made in facts["variants"].items())
     return f"""# Model, version {facts["version"]}
 
-An image classifier of {len(snapshot.classes):,} classes, published on {facts["created"].replace("T", " ")} by Edge HPCR \
+An image classifier of {count:,} classes, published on {facts["created"].replace("T", " ")} by Edge HPCR \
 {facts["versions"]["edge_hpcr"]}, after step {snapshot.step:,} of a learner that goes on learning.
-
-## Classes
-
-{_classes(snapshot)}
 
 ## How well
 
@@ -105,7 +107,7 @@ may be recognised less often.
 {variants}
 ## How to use it
 
-Input `image`: uint8 [N, {image["height"]}, {image["width"]}, 3], RGB. Outputs: `scores` [N, {len(snapshot.classes)}], \
+Input `image`: uint8 [N, {image["height"]}, {image["width"]}, 3], RGB. Outputs: `scores` [N, {count}], \
 probabilities in the order of `{LABELS}`; `feature`; `similarity` [N]. {unknown}
 
 The resize, `{image["resize"]}`, to H x W of the input:
@@ -116,19 +118,16 @@ The resize, `{image["resize"]}`, to H x W of the input:
 
 ## How it was made
 
-- Data: {many(labels, "labelled picture")}, the held-out ones among them, of the people who taught it.
+- Data: {many(sum(snapshot.labels.values()), "labelled picture")}, the held-out ones among them, of the people who taught it.
 - Network: {snapshot.backbone}, learned with {snapshot.method}; temperature {snapshot.temperature:.3g}.
 - Versions: {versions}.
+
+The classes in the order of the scores, with their labels:
+
+```
+{classes}
+```
 """
-
-
-def _classes(snapshot: Snapshot) -> str:
-    rows = ["| score | id | name | labels |", "|--:|--:|:--|--:|"]
-    for place, each in enumerate(snapshot.classes[:MOST_NAMES]):
-        labels = snapshot.labels.get(each.id, 0)
-        rows.append(f"| {place} | {each.id} | {each.name.translate(_SPECIAL)} | {labels:,} |")
-    more = len(snapshot.classes) - MOST_NAMES
-    return "\n".join(rows) + (f"\n\nand {more:,} more: see `{LABELS}`" if more > 0 else "")
 
 
 def _variant(name: str, made: dict[str, Any]) -> str:
@@ -136,3 +135,60 @@ def _variant(name: str, made: dict[str, Any]) -> str:
         return f"No {name}: {made['reason']}."
     accuracy = accuracy_text(made["accuracy"], made["samples"])
     return f"{name}: {accuracy} on held-out samples, where the plain model has {made['plain']:.0%}."
+
+
+# The zip for a device -------------------------------------------------------------------------------------------------
+
+
+def bundle_name(version: int) -> str:
+    return f"edge-hpcr-device-v{version}"
+
+
+def write_bundle(exports: Path, version: int, file: IO[bytes]) -> None:
+    """Write the zip of a version; a `UserError` if it is not kept, or not as it was published."""
+    manifest, folder, top = (
+        check_whole(exports, version),
+        exports / folder_name(version),
+        bundle_name(version),
+    )
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr(f"{top}/README.md", _readme(manifest))
+        for path, name in _runtime():
+            bundle.write(path, f"{top}/{name}")
+        for name in (MANIFEST, *(each.file for each in manifest.files)):
+            bundle.write(folder / name, f"{top}/{MODEL}/{name}")
+
+
+def _runtime() -> Iterator[tuple[Path, str]]:
+    """Every file of the runtime, with its name in the zip."""
+    for package, parts in PARTS.items():
+        for part in parts:
+            root = package / part
+            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+                if path.is_file() and "__pycache__" not in path.parts:
+                    yield path, f"{package.name}/{path.relative_to(package).as_posix()}"
+    yield Path(export.__file__).parent / "requirements.txt", "requirements.txt"
+
+
+def _readme(manifest: Manifest) -> str:
+    """What to type on the device, for this model."""
+    variants = "".join(f"In {name}: add `--variant {shlex.quote(name)}`.\n" for name in manifest.variants)
+    return f"""# Model {manifest.version} for a device
+
+`{MODEL}/{CARD}` says what the model knows, how well it does, and how to use it without this runtime.
+
+In this folder, on the device, with Python 3.11 or newer (no PyTorch is needed):
+
+    python3 -m venv .venv
+    .venv/bin/pip install -r requirements.txt
+
+Classify what a camera shows, a JSON line per frame; 0 is the first camera, and a folder of pictures or a video does as well:
+
+    .venv/bin/python -m export.runtime --models {MODEL} --source 0
+
+{variants}
+Follow new versions from the machine that trains, instead of staying with this one (it runs `python -m export serve`, with the
+same token.txt):
+
+    .venv/bin/python -m export.runtime --models http://THE-TRAINER:{DEFAULT_PORT} --token token.txt --source 0
+"""
