@@ -37,8 +37,8 @@ def test_a_variant_is_used_where_there_is_one_and_its_lack_is_told(tmp_path: Pat
 def test_a_gpu_that_is_promised_but_does_not_start_is_not_believed(exports: Path, monkeypatch, capfd):
     if "CUDAExecutionProvider" in Classifier.load(exports, "auto", 1).provider:
         pytest.skip("a GPU works here")
-    wanted = [model.CUDA, model.CPU]
-    monkeypatch.setattr(model, "_wanted", lambda _: (wanted, None))
+    attempts = [[model.CUDA, model.CPU], [model.CPU]]
+    monkeypatch.setattr(model, "_attempts", lambda _: attempts)
     classifier = Classifier.load(exports, "auto", 1)
     assert classifier.provider == "CPUExecutionProvider"
     assert "did not start" in classifier.notes[0]

@@ -10,7 +10,6 @@ it answers test images with probabilities.
 
 import base64
 import contextlib
-import ctypes
 import functools
 import io
 import os
@@ -202,24 +201,24 @@ class Session:
     """A model in ONNX Runtime, on the best hardware that works; `threads` 0 leaves their number to ONNX Runtime."""
 
     def __init__(self, data: bytes, where: str, providers: str = "auto", threads: int = 0) -> None:
-        self._where = where
-        wanted, note = _wanted(providers)
-        session = None
-        while session is None:
+        self._where, failed = where, ""
+        attempts = _attempts(providers)
+        for wanted in attempts:
             try:
                 # Without its own fallback, which prints to stdout.
                 session = onnxruntime.InferenceSession(
                     data, _options(threads), wanted, disabled_optimizers=_NOT_AT_LOADING, enable_fallback=0
                 )
+                break
             except RUNTIME_ERRORS as error:
-                if wanted == [CPU]:
-                    raise BadModel(f"{where}: ONNX Runtime cannot load it: {one_line(error)}") from None
-                note, wanted = f"{wanted[0]} did not start ({one_line(error)})", [CPU]
+                failed = one_line(error)
+        else:
+            raise BadModel(f"{where}: ONNX Runtime cannot load it: {failed}")
         self._session = session
         self.provider: str = session.get_providers()[0]  # what really runs it
-        if self.provider != wanted[0]:
-            note = f"{wanted[0]} did not start (do driver, CUDA and cuDNN fit this ONNX Runtime?)"
-        self.note = note  # why no GPU runs it, when one was hoped for
+        hoped = attempts[0][0]
+        advice = f"{hoped} did not start (do driver, CUDA and cuDNN fit this ONNX Runtime?)"
+        self.note = None if self.provider == hoped else advice
         try:
             self.metadata = dict(session.get_modelmeta().custom_metadata_map)
             self.inputs = [each.name for each in session.get_inputs()]
@@ -265,23 +264,16 @@ def _options(threads: int) -> Any:
 
 
 @functools.cache
-def _wanted(providers: str) -> tuple[list[str], str | None]:
-    """The providers to try in order, and why CUDA is not among them."""
+def _attempts(providers: str) -> list[list[str]]:
+    """The providers to try, one list after the other."""
     onnxruntime.set_default_logger_severity(_SILENT)
-    if providers == "cpu":
-        return [CPU], None
-    if CUDA not in onnxruntime.get_available_providers():
-        note = "this ONNX Runtime is built for the CPU only (export/requirements.txt says how to change it)"
-        return [CPU], note
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return [CPU], f"no NVIDIA driver ({one_line(error)})"
+    if providers == "cpu" or CUDA not in onnxruntime.get_available_providers():
+        return [[CPU]]
     # The CUDA that pip installed. It prints what is missing to stdout, which carries results only; this comes before
     # the first of them, and only once.
     with contextlib.redirect_stdout(io.StringIO()):
         onnxruntime.preload_dlls()
-    return [CUDA, CPU], None
+    return [[CUDA, CPU], [CPU]]
 
 
 def one_line(error: Any) -> str:

@@ -19,9 +19,8 @@ import numpy as np
 
 import edge_hpcr
 import export
+from edge_hpcr import __version__
 from edge_hpcr.common.files import write_through
-from edge_hpcr.common.text import many
-from edge_hpcr.live.status import accuracy_text
 from edge_hpcr.stream.resize import RESIZE_STEPS, prepare
 from export.device.identity import DEFAULT_PORT
 from export.device.manifest import MANIFEST, Manifest
@@ -77,13 +76,12 @@ def golden(classifier: Classifier, prepared: np.ndarray) -> dict[str, Any]:
 
 
 def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
-    """What a person should know of the model: what it tells apart, how well, on what that rests, how it was made."""
-    image, parity, count = facts["image"], facts["parity"], len(snapshot.classes)
+    """What a person should know of the model: what it tells apart, how well, on what that rests, how to use it."""
+    image, count = facts["image"], len(snapshot.classes)
     names = [f"{each.name}: {snapshot.labels.get(each.id, 0):,}" for each in snapshot.classes[:MOST_NAMES]]
     more = [f"and {count - MOST_NAMES:,} more, see {LABELS}"] if count > MOST_NAMES else []
     classes = "\n".join([*names, *more])
     steps = "\n".join(f"{number}. {step}" for number, step in enumerate(RESIZE_STEPS, 1))
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     below, unknown = snapshot.unknown_below, f"There is no threshold for *unknown*: {NO_UNKNOWN}."
     if below is not None:
         unknown = f"A picture whose `similarity` is below {below:g} is *unknown*: of none of these classes."
@@ -92,19 +90,14 @@ def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
             f" It was taught with only a part of the camera's picture: left, top, width and height {snapshot.region}, as "
             "shares of it. Cut the same part out of that camera's pictures first."
         )
-    variants = "".join(f"- {_variant(name, made)}\n" for name, made in facts["variants"].items())
     return f"""# Model, version {facts["version"]}
 
-An image classifier of {count:,} classes, published on {facts["created"].replace("T", " ")} by Edge HPCR \
-{facts["versions"]["edge_hpcr"]}, after step {snapshot.step:,} of a learner that goes on learning.
+An image classifier of {count:,} classes, published on {facts["created"].replace("T", " ")} by Edge HPCR {__version__}, after \
+step {snapshot.step:,} of a learner that goes on learning ({snapshot.backbone}, {snapshot.method}).
 
-## How well
-
-- Accuracy: {held_out(facts)}. {MEASURED} They are of the same people and the same source as the others: pictures from elsewhere \
+Accuracy: {held_out(facts)}. {MEASURED} They are of the same people and the same source as the others: pictures from elsewhere \
 may be recognised less often.
-- Its answers were compared with the network's on {parity["images"]} images: {parity["same_answer"]} alike, scores within \
-{parity["max_score_difference"]:.1e}.
-{variants}
+
 ## How to use it
 
 Input `image`: uint8 [N, {image["height"]}, {image["width"]}, 3], RGB. Outputs: `scores` [N, {count}], \
@@ -114,27 +107,15 @@ The resize, `{image["resize"]}`, to H x W of the input:
 
 {steps}
 
-`{GOLDEN}` has the answers to `{PICTURE}` and to `{INPUT}`, which is the same picture after the resize.
+`{GOLDEN}` has the answers to `{PICTURE}` and to `{INPUT}`, which is the same picture after the resize. `{MANIFEST}` has the
+rest: variants, versions, and how far the model's answers are from the network's.
 
-## How it was made
-
-- Data: {many(sum(snapshot.labels.values()), "labelled picture")}, the held-out ones among them, of the people who taught it.
-- Network: {snapshot.backbone}, learned with {snapshot.method}; temperature {snapshot.temperature:.3g}.
-- Versions: {versions}.
-
-The classes in the order of the scores, with their labels:
+## The classes in the order of the scores, and how many pictures were labelled
 
 ```
 {classes}
 ```
 """
-
-
-def _variant(name: str, made: dict[str, Any]) -> str:
-    if made.get("kept") is False:
-        return f"No {name}: {made['reason']}."
-    accuracy = accuracy_text(made["accuracy"], made["samples"])
-    return f"{name}: {accuracy} on held-out samples, where the plain model has {made['plain']:.0%}."
 
 
 # The zip for a device -------------------------------------------------------------------------------------------------
