@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from benchmarks.paper.analysis import Analysis, Runs, Settings, as_printed, percent
 from edge_hpcr.bench.report import markdown, marked
+from edge_hpcr.bench.run_config import RunConfig
 from edge_hpcr.learner.learner import LearnerConfig
 
 # Where a static temperature is changed: in the gradient's factor 1/tau (G), in the probabilities (P), or in both.
@@ -26,13 +27,13 @@ class TemperatureSettings(Settings):
     cycles: tuple[int, ...] = (5, 15, 50)
 
 
-def static_options(part: str, tau: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of PCR and of the learner with this temperature in this part, and the usual one in the other."""
+def static_options(part: str, tau: float) -> dict[str, Any]:
+    """Options with this temperature in this part, and the usual one in the other."""
     usual = LearnerConfig.tau
     in_gradient = tau if part in ("both", "G") else usual
     in_probabilities = tau if part in ("both", "P") else usual
     # The loss is multiplied by tau/tau(s), here a constant: its gradient has 1/tau(s) in place of 1/tau.
-    return {"tau_low": in_gradient, "tau_high": in_gradient, "cycle": 1}, {"tau": in_probabilities}
+    return {"tau": in_probabilities, "tau_low": in_gradient, "tau_high": in_gradient, "cycle": 1}
 
 
 class Temperature(Analysis):
@@ -55,15 +56,13 @@ class Temperature(Analysis):
     )
 
     def measure(self, settings: TemperatureSettings, runs: Runs) -> dict[str, Any]:
-        def results(
-            method: str, options: dict[str, Any], learner: dict[str, Any] | None = None
-        ) -> list[dict[str, Any]]:
+        def results(method: str, options: dict[str, Any]) -> list[dict[str, Any]]:
             seeds = range(settings.seeds)
-            return [runs.result(runs.config(settings, method, seed, options, learner)) for seed in seeds]
+            return [runs.result(runs.config(settings, method, seed, options)) for seed in seeds]
 
         static = []
         for part, tau in runs.each(list(product(PARTS, settings.taus)), "static temperatures"):
-            made = results("pcr_ct", *static_options(part, tau))
+            made = results("pcr_ct", static_options(part, tau))
             last = [each["accuracy_matrix"][-1] for each in made]
             classes = [[each["class_accuracy"][-1][str(c)] for c in each["class_order"]] for each in made]
             static.append(
@@ -138,7 +137,7 @@ class ContrastiveComponent(Analysis):
 
     def measure(self, settings: ContrastiveSettings, runs: Runs) -> dict[str, Any]:
         def final(replay: int, name: str, seed: int) -> float:
-            config = runs.config(settings, WITHOUT_AND_WITH_HC[name], seed, learner={"replay": replay})
+            config = runs.config(settings, WITHOUT_AND_WITH_HC[name], seed, {"replay": replay})
             return runs.result(config)["A_T"]
 
         measured: dict[str, Any] = {name: {} for name in WITHOUT_AND_WITH_HC}
@@ -165,12 +164,10 @@ class DistillationTasks(Analysis):
     small = Settings()
     paper = as_printed(Settings, "cifar10", 100)
 
-    def measure(self, settings: Settings, runs: Runs) -> dict[str, Any]:
-        def last_row(name: str, seed: int) -> list[float]:
-            config = runs.config(settings, "pcr_ct_pcd", seed, {"distillation": name.lower()})
-            return runs.result(config)["accuracy_matrix"][-1]
+    variants: ClassVar = {name: ("pcr_ct_pcd", {"distillation": name.lower()}) for name in ("DER", "PCD")}
 
-        return runs.by_name(("DER", "PCD"), settings.seeds, self.name, last_row)
+    def seen(self, config: RunConfig, settings: Settings, runs: Runs) -> list[float]:
+        return runs.result(config)["accuracy_matrix"][-1]
 
     def table(self, result: dict[str, Any]) -> str:
         rows = []
@@ -199,12 +196,10 @@ class Knowledge(Analysis):
     small = Settings()
     paper = as_printed(Settings, "mini_imagenet", 5000)
 
-    def measure(self, settings: Settings, runs: Runs) -> dict[str, Any]:
-        def knowledge(name: str, seed: int) -> dict[str, list[float]]:
-            result = runs.result(runs.config(settings, name, seed))
-            return novel_and_historical(result["accuracy_matrix"])
+    variants: ClassVar = {name: (name, {}) for name in METHODS}
 
-        return runs.by_name(METHODS, settings.seeds, self.name, knowledge)
+    def seen(self, config: RunConfig, settings: Settings, runs: Runs) -> dict[str, list[float]]:
+        return novel_and_historical(runs.result(config)["accuracy_matrix"])
 
     def table(self, result: dict[str, Any]) -> str:
         rows = []

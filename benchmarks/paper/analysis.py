@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -56,30 +56,20 @@ class Runs:
         self.folder, self.root, self.threads, self.device = folder, root, threads, device
 
     def config(
-        self,
-        settings: Settings,
-        method: str,
-        seed: int,
-        options: dict[str, Any] | None = None,
-        learner: dict[str, Any] | None = None,
-        buffer: int | None = None,
+        self, settings: Settings, method: str, seed: int, options: dict[str, Any] | None = None
     ) -> RunConfig:
-        """A run of this method; `options` are the method's and `learner` the learner's, beside those of the settings."""
+        """A run of this method; `options` are the method's and the learner's, beside those of the settings."""
         has_cycle = "cycle" in methods.method_class(method).options()
+        cycle = {"cycle": settings.cycle} if has_cycle else {}
         return make_config(
             settings.dataset,
             method,
             seed,
-            buffer=buffer or settings.buffer,
+            buffer=settings.buffer,
             limit=settings.limit,
             threads=self.threads,
             device=self.device,
-            settings={
-                **settings.learner,
-                **(learner or {}),
-                **({"cycle": settings.cycle} if has_cycle else {}),
-                **(options or {}),
-            },
+            settings={**settings.learner, **cycle, **(options or {})},
         )
 
     def result(self, config: RunConfig) -> dict[str, Any]:
@@ -101,16 +91,6 @@ class Runs:
         write_atomically(path, json.dumps({"facts": facts, "measured": measured}) + "\n")
         return measured
 
-    def by_name(
-        self, names: Iterable[str], seeds: int, what: str, make: Callable[[str, int], Any]
-    ) -> dict[str, Any]:
-        """What `make` gives for each name and seed."""
-        wanted = list(product(names, range(seeds)))
-        made: dict[str, Any] = {name: [] for name, _ in wanted}
-        for name, seed in self.each(wanted, what):
-            made[name].append(make(name, seed))
-        return made
-
     def each(self, items: Sequence[Any], what: str) -> Iterator[Any]:
         """The items with a progress bar, or with a line for each where nobody watches."""
         with tqdm(items, what, unit="", disable=None, dynamic_ncols=True) as bar:
@@ -130,8 +110,19 @@ class Analysis:
     small: ClassVar[Any]
     paper: ClassVar[Any]
 
+    # Of an analysis that looks at some methods seed by seed: by their names in the table, methods and their options.
+    variants: ClassVar[Mapping[str, tuple[str, dict[str, Any]]]] = {}
+
     def measure(self, settings: Any, runs: Runs) -> dict[str, Any]:
         """Everything that the table needs, ready for JSON."""
+        measured: dict[str, Any] = {name: [] for name in self.variants}
+        for name, seed in runs.each(list(product(self.variants, range(settings.seeds))), self.name):
+            method, options = self.variants[name]
+            measured[name].append(self.seen(runs.config(settings, method, seed, options), settings, runs))
+        return measured
+
+    def seen(self, config: RunConfig, settings: Any, runs: Runs) -> Any:
+        """What the table needs of one run."""
         raise NotImplementedError
 
     def table(self, result: dict[str, Any]) -> str:

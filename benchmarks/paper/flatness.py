@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from benchmarks.paper.analysis import BELOW, Analysis, Runs, Settings, as_printe
 from benchmarks.paper.gradients import WITHOUT_AND_WITH
 from edge_hpcr.bench.report import markdown
 from edge_hpcr.bench.run import Run
+from edge_hpcr.bench.run_config import RunConfig
 from edge_hpcr.learner.network import Network
 
 
@@ -53,12 +54,10 @@ class Flatness(Analysis):
     small = FlatnessSettings()
     paper = as_printed(FlatnessSettings, "cifar10", 100, draws=1000, images=100)
 
-    def measure(self, settings: FlatnessSettings, runs: Runs) -> dict[str, Any]:
-        def measured(name: str, seed: int) -> dict[str, Any]:
-            config = runs.config(settings, WITHOUT_AND_WITH[name], seed)
-            return runs.measured(config, settings, self.name, lambda run: _flatness(run, settings))
+    variants: ClassVar = WITHOUT_AND_WITH
 
-        return runs.by_name(WITHOUT_AND_WITH, settings.seeds, self.name, measured)
+    def seen(self, config: RunConfig, settings: FlatnessSettings, runs: Runs) -> dict[str, Any]:
+        return runs.measured(config, settings, self.name, lambda run: _flatness(run, settings))
 
     def table(self, result: dict[str, Any]) -> str:
         settings = result["settings"]

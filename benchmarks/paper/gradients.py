@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,16 +12,17 @@ from torch.nn import functional as F
 from benchmarks.paper.analysis import BELOW, Analysis, Runs, Settings, as_printed, number, percent
 from edge_hpcr.bench.report import markdown
 from edge_hpcr.bench.run import Run, forget
+from edge_hpcr.bench.run_config import RunConfig
 from edge_hpcr.learner.methods import Batch
 
 # At these batch sizes they differ in nothing else.
-WITHOUT_AND_WITH = {"without HT": "pcr", "with HT": "pcr_ct"}
-DISTILLATIONS: dict[str, dict[str, Any]] = {
-    "none": {"alpha": 0.0, "beta": 0.0},
-    "DER": {"beta": 0.0, "distillation": "der"},
-    "PCD": {"beta": 0.0},
-    "SCD": {"alpha": 0.0},
-    "PCD+SCD": {},
+WITHOUT_AND_WITH = {"without HT": ("pcr", {}), "with HT": ("pcr_ct", {})}
+DISTILLATIONS = {
+    "none": ("hpcr", {"alpha": 0.0, "beta": 0.0}),
+    "DER": ("hpcr", {"beta": 0.0, "distillation": "der"}),
+    "PCD": ("hpcr", {"beta": 0.0}),
+    "SCD": ("hpcr", {"alpha": 0.0}),
+    "PCD+SCD": ("hpcr", {}),
 }
 
 
@@ -61,7 +62,7 @@ class ProxyGradients:
         if self._last_task and gradient is not None:
             self.of_proxies = _sum(self.of_proxies, gradient)
 
-    def seen(self) -> dict[str, Any]:
+    def sums(self) -> dict[str, Any]:
         """By class in the order of arrival; `new` are the last task's."""
         run = self._run
         return {
@@ -78,7 +79,7 @@ def watched_gradients(run: Run) -> dict[str, Any]:
     forget(run.config, run.folder)
     watcher = ProxyGradients(run)
     run.run(BELOW, watcher.after_step)
-    return watcher.seen()
+    return watcher.sums()
 
 
 class ProxyGradientsOfHT(Analysis):
@@ -92,12 +93,10 @@ class ProxyGradientsOfHT(Analysis):
     small = Settings()
     paper = as_printed(Settings, "cifar10", 100)
 
-    def measure(self, settings: Settings, runs: Runs) -> dict[str, Any]:
-        def measured(name: str, seed: int) -> dict[str, Any]:
-            config = runs.config(settings, WITHOUT_AND_WITH[name], seed)
-            return runs.measured(config, settings, self.name, watched_gradients)
+    variants: ClassVar = WITHOUT_AND_WITH
 
-        return runs.by_name(WITHOUT_AND_WITH, settings.seeds, self.name, measured)
+    def seen(self, config: RunConfig, settings: Settings, runs: Runs) -> dict[str, Any]:
+        return runs.measured(config, settings, self.name, watched_gradients)
 
     def table(self, result: dict[str, Any]) -> str:
         note = (
@@ -123,12 +122,10 @@ class DistillationGradients(Analysis):
     small = Settings(seeds=2)
     paper = as_printed(Settings, "cifar10", 100)
 
-    def measure(self, settings: Settings, runs: Runs) -> dict[str, Any]:
-        def measured(name: str, seed: int) -> dict[str, Any]:
-            config = runs.config(settings, "hpcr", seed, DISTILLATIONS[name])
-            return runs.measured(config, settings, self.name, watched_gradients)
+    variants: ClassVar = DISTILLATIONS
 
-        return runs.by_name(DISTILLATIONS, settings.seeds, self.name, measured)
+    def seen(self, config: RunConfig, settings: Settings, runs: Runs) -> dict[str, Any]:
+        return runs.measured(config, settings, self.name, watched_gradients)
 
     def table(self, result: dict[str, Any]) -> str:
         note = (
