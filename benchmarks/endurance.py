@@ -169,7 +169,7 @@ def measure_soak(folder: Path, seconds: int = 3600) -> Facts:
             "start": round(resident[0][1]),
             "after_ten_minutes": round(after[0]),
             "most_later": round(max(after)),
-            "every_minute": [round(size) for at, size in once_a_minute(resident)],
+            "every_minute": [round(size) for size in {int(at // 60): size for at, size in resident}.values()],
         },
         "growth": round(growth, 4),
         "passed": resident[0][1] < START_MB and growth < LARGEST_GROWTH,
@@ -185,7 +185,3 @@ def drawn(number: int, rng: np.random.Generator) -> bytes:
 
 def import_is(app: App, phase: str) -> bool:
     return bool(app.state()["import"]["phase"] == phase)
-
-
-def once_a_minute(looks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    return list({int(at // 60): (at, size) for at, size in looks}.values())

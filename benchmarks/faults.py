@@ -28,7 +28,8 @@ import numpy as np
 from typer import Option
 
 from benchmarks.product import QUICK_NETWORK, write_noise
-from benchmarks.runner import ROOT, Out, check_writable, circumstances, keep_with_page, table
+from benchmarks.runner import ROOT, Out, check_writable, circumstances, keep_with_page
+from edge_hpcr.bench.report import markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import one_of
 
@@ -456,7 +457,7 @@ def faults(
     keep_with_page(
         out,
         {**facts, "passed": not problems, **machine},
-        [said, table(["fault", "times", "what came of it"], rows), *problems],
+        [said, markdown(["fault", "times", "what came of it"], rows, left=1), *problems],
         f"python -m benchmarks.faults --faults {count} --seed {seed}",
     )
     return 1 if problems else 0

@@ -28,7 +28,8 @@ from PIL import Image
 from typer import Option
 
 from benchmarks.product import QUICK_NETWORK, free_port, running, running_app, until, write_noise
-from benchmarks.runner import Out, check_writable, circumstances, keep_with_page, table
+from benchmarks.runner import Out, check_writable, circumstances, keep_with_page
+from edge_hpcr.bench.report import markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.common.errors import Failed, UserError, one_of
 
@@ -421,7 +422,7 @@ def fuzz(
     keep_with_page(
         out,
         {"targets": found, "passed": passed, **machine},
-        [table(["what is read", "damaged examples", "seconds", "defects"], rows)],
+        [markdown(["what is read", "damaged examples", "seconds", "defects"], rows, left=1)],
         "python -m benchmarks.fuzz",
     )
     return 0 if passed else 1

@@ -21,10 +21,10 @@ import numpy as np
 from tqdm import tqdm
 from typer import Option
 
-from benchmarks.runner import Facts, Out, check_writable, circumstances, keep_with_page, table
+from benchmarks.runner import Facts, Out, check_writable, circumstances, keep_with_page
 from edge_hpcr.bench import inputs as sources
 from edge_hpcr.bench.inputs import Pictures
-from edge_hpcr.bench.report import Estimate
+from edge_hpcr.bench.report import Estimate, markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.stream import Frame
@@ -217,7 +217,7 @@ def page_table(lives: list[Facts]) -> str:
         samples = np.mean([each["calibrated_on"] for each in same])
         rows.append([kind, str(labels), str(len(same)), f"{samples:.0f}", *cells])
     header = ["shown", "labels per class", "workspaces", "calibrated on"]
-    return table([*header, *(each.replace("_", " ") for each in MEASURED)], rows)
+    return markdown([*header, *(each.replace("_", " ") for each in MEASURED)], rows, left=1)
 
 
 if __name__ == "__main__":

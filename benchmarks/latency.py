@@ -24,10 +24,10 @@ from benchmarks.runner import (
     in_turns,
     keep_with_page,
     quartiles,
-    table,
     torch_threads,
 )
 from edge_hpcr.bench.datasets import load
+from edge_hpcr.bench.report import markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.learner.backbones import backbone_class
 from edge_hpcr.learner.codec import LATENT
@@ -158,8 +158,8 @@ def tables(result: dict[str, Any]) -> list[str]:
     devices = [[_network(row), f"{np.median(row['first_answer_seconds']):.2f}"] for row in result["device"]]
     return [
         f"{ROUNDS} rounds of {CALLS} calls, one picture each; medians on the wall's clock.",
-        table(header, models),
-        table(["device", "first answer s"], devices),
+        markdown(header, models, left=1),
+        markdown(["device", "first answer s"], devices, left=1),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What all measurements share: clocks, turns, facts of the machine, tables, and the files that keep the result."""
+"""What all measurements share: clocks, turns, facts of the machine, and the files that keep the result."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from tabulate import tabulate
 from tqdm import tqdm
 from typer import Option
 
@@ -77,11 +76,12 @@ def circumstances() -> Iterator[dict[str, Any]]:
     import onnxruntime  # here, as PyTorch: both take seconds, and --help none
     import torch
 
-    from edge_hpcr.bench.run import hardware
+    from edge_hpcr.bench.run import hardware, source
 
     packages = {each.__name__: each.__version__ for each in (torch, np, onnxruntime)}
     facts: dict[str, Any] = {
         "hardware": hardware(),
+        **source(),
         "cores": os.cpu_count(),
         "versions": {"edge_hpcr": __version__, "python": platform.python_version(), **packages},
         "load_average": {"start": os.getloadavg()},  # other work makes times longer, and ratios less sure
@@ -100,7 +100,7 @@ def described(result: Mapping[str, Any]) -> str:
     )
 
 
-# Files and tables -----------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------------------------
 
 
 def check_writable(out: Path) -> None:
@@ -120,9 +120,3 @@ def keep_with_page(out: Path, result: Mapping[str, Any], tables: list[str], comm
     keep(out, result)
     write_atomically(page, f"Made by `{command}` from `{out.name}`.\n\n{text}\n")
     print(f"{text}\n\nkept in {out} and {page}")
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown: the first column to the left, numbers to the right."""
-    sides = ["left", *["right"] * (len(header) - 1)]
-    return tabulate(rows, header, tablefmt="pipe", colalign=sides, disable_numparse=True)

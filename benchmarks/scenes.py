@@ -18,9 +18,8 @@ from sklearn.datasets import load_sample_images
 from tqdm import tqdm
 from typer import Option
 
-from benchmarks.runner import Facts, Out, check_writable, circumstances, keep_with_page, table, torch_threads
-from edge_hpcr.bench.report import Estimate
-from edge_hpcr.bench.run import source
+from benchmarks.runner import Facts, Out, check_writable, circumstances, keep_with_page, torch_threads
+from edge_hpcr.bench.report import Estimate, markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.learner.calibration import Calibration, calibrate
 from edge_hpcr.learner.config import memory_options
@@ -87,7 +86,7 @@ def scenes(
         "other_scenes": OTHERS,
         "photographs": len(pictures),
     }
-    result = {"plan": plan, "trunk": TRUNK, "lives": lives, **machine, **source()}
+    result = {"plan": plan, "trunk": TRUNK, "lives": lives, **machine}
     keep_with_page(out, result, [page_table(lives)], "python -m benchmarks.scenes")
 
 
@@ -208,7 +207,7 @@ def page_table(lives: list[Facts]) -> str:
         for name in CONTESTANTS
     ]
     header = [f"{figure.replace('_', ' ')}, {where}" for where, figure in columns]
-    return table(["contestant", "labels per class", *header], rows)
+    return markdown(["contestant", "labels per class", *header], rows, left=1)
 
 
 def draw_hands(folder: Path, rng: np.random.Generator) -> None:

@@ -21,10 +21,10 @@ from benchmarks.runner import (
     in_turns,
     keep_with_page,
     quartiles,
-    table,
     torch_threads,
 )
 from edge_hpcr.bench import datasets as data
+from edge_hpcr.bench.report import markdown
 from edge_hpcr.commands import cli
 from edge_hpcr.learner.device import has_fast_bfloat16, keep_freed_memory
 from edge_hpcr.learner.learner import Learner, LearnerConfig
@@ -126,8 +126,8 @@ def tables(result: dict[str, Any]) -> list[str]:
     ]
     return [
         head,
-        table(["one step", "ms", "samples/s"], steps),
-        table(["ratio", "measured", "goal"], speedups),
+        markdown(["one step", "ms", "samples/s"], steps, left=1),
+        markdown(["ratio", "measured", "goal"], speedups, left=1),
     ]
 
 

@@ -24,7 +24,6 @@ from benchmarks.scenes import SIGNS, a_skin, draw_hand
 from benchmarks.scenes import scene as drawn_scene
 from edge_hpcr.bench import inputs as sources
 from edge_hpcr.bench.inputs import Pictures
-from edge_hpcr.bench.run import source
 from edge_hpcr.commands import cli
 from edge_hpcr.live import accuracy
 from edge_hpcr.live.feeder import Feeder
@@ -74,7 +73,7 @@ def verdicts(
         "good_but_is_not": sum(each["level"] == "good" and each["truth"] < BELOW_GOOD for each in lives),
         "workspaces": lives,
     }
-    keep(out, result | source() | machine)
+    keep(out, result | machine)
     print(f"{result['within']} of {len(lives)} within, kept in {out}")
 
 
