@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-from journeys.parts import SHOWN, App, free_port, hold_up, wait_for_picture
+from journeys.parts import SHOWN, App, hold_up, wait_for_picture
+from journeys.parts import chromium as chromium
 from journeys.parts import wait_for as wait_for
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
+from process_parts import free_port
 from sklearn.datasets import load_sample_images
 from workspace_parts import FROM_SCRATCH, SMALL
 
@@ -72,27 +73,6 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
         yield app
     finally:
         app.server.stop()
-
-
-@contextmanager
-def chromium(film: Path | None = None, cameras: int = 0) -> Iterator[Browser]:
-    """A real browser; with a film, its camera shows that, and pages may use it without asking, as they may several cameras."""
-    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)  # None: Playwright's own
-    arguments = ["--no-sandbox", "--disable-gpu"]
-    if film is not None or cameras:
-        arguments += [
-            f"--use-fake-device-for-media-stream=device-count={cameras or 1}",
-            "--use-fake-ui-for-media-stream",
-        ]
-    if film is not None:
-        arguments.append(f"--use-file-for-fake-video-capture={film}")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 # Gradio fills a tab after it has been shown: until nothing has changed for a while, but no longer than the app's own polling may take.

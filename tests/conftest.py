@@ -108,7 +108,7 @@ def exports(tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def one_browser():
-    from browser_parts import chromium  # most tests need none
+    from journeys.parts import chromium  # most tests need none
 
     with chromium() as browser:
         yield browser

@@ -6,18 +6,15 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from process_parts import ROOT, answering, started
+from process_parts import ROOT, Answer, send, started
 
 from export.device.manifest import Latest
 from export.device.model import Classifier
@@ -138,52 +135,7 @@ def running_device(*arguments: object) -> contextlib.AbstractContextManager[subp
     return started(*command(*arguments)[1:])
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 # A server of files ----------------------------------------------------------------------------------------------------
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def file_server(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers every GET with this function, and the paths that it was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            answer(self)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
-
-        def handle_error(self, request, client_address) -> None:
-            """The client hangs up; that is what these tests are about."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    with answering(server):
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-
-
-def send(
-    handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, length: int | None = None, **headers
-) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(body) if length is None else length))
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    handler.wfile.write(body)
 
 
 def files_of(exports: Path) -> Answer:

@@ -1,15 +1,14 @@
 """Pictures, videos, a shelf of frames and a camera with a mood: what tests of sources and of devices share."""
 
 import contextlib
-import http.server
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import cv2
 import numpy as np
-from process_parts import answering
+from process_parts import http_server, send
 
 from edge_hpcr.stream import EndOfStream, Stream
 from edge_hpcr.stream.camera import Patience
@@ -26,13 +25,6 @@ def put(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def write_video(path, code: str = "MJPG") -> None:
@@ -63,71 +55,49 @@ def jpeg(value: int, width: int, height: int) -> bytes:
     return cv2.imencode(".jpg", image)[1].tobytes()
 
 
-class MotionJpeg(http.server.ThreadingHTTPServer):
+class MotionJpeg:
     """Sends frames of `size` for ever; `mood` is what it does next, to every connection."""
 
-    daemon_threads = True
-
-    def __init__(self, port: int = 0):
-        super().__init__(("127.0.0.1", port), _Connection)
+    def __init__(self) -> None:
+        self.url = ""
         self.mood, self.size = "well", (64, 48)
         self.asked: list[str] = []  # the path of each connection
-        self.answer = ""  # a text, instead of frames
+        self.text = ""  # instead of frames
         self.password: bytes | None = None  # asked for, if there is one
         self.stopping = threading.Event()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/video"
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        if self.text:
+            return send(handler, self.text.encode())
+        if self.password and handler.headers.get("Authorization") != f"Basic {self.password.decode()}":
+            return send(handler, b"", 401, WWW_Authenticate='Basic realm="camera"')
+        if self.mood == "refuses":
+            return send(handler, b"", 503)
+        handler.send_response(200)
+        handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=edge")
+        handler.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not self.stopping.wait(0.02) and self.mood not in ("cut", "refuses"):
+                handler.wfile.write(self._part())
+        return None
 
-
-class _Connection(http.server.BaseHTTPRequestHandler):
-    server: MotionJpeg
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        server = self.server
-        server.asked.append(self.path)
-        if server.answer:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(server.answer.encode())
-            return
-        if server.password and self.headers.get("Authorization") != f"Basic {server.password.decode()}":
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
-            self.end_headers()
-            return
-        if server.mood == "refuses":
-            self.send_error(503)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=edge")
-        self.end_headers()
-        try:
-            while not server.stopping.wait(0.02) and server.mood not in ("cut", "refuses"):
-                self._send_one()
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-
-    def _send_one(self):
-        if self.server.mood == "hangs":
-            return
-        data = jpeg(200, *self.server.size)
-        if self.server.mood == "half":
+    def _part(self) -> bytes:
+        if self.mood == "hangs":
+            return b""
+        data = jpeg(200, *self.size)
+        if self.mood == "half":
             data = data[: len(data) // 2]
         head = f"--edge\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-        self.wfile.write(head.encode() + data + b"\r\n")
+        return head.encode() + data + b"\r\n"
 
 
 @contextlib.contextmanager
-def serving(port: int = 0) -> Iterator[MotionJpeg]:
-    running = MotionJpeg(port)
-    with answering(running):
-        yield running
-        running.stopping.set()
+def serving() -> Iterator[MotionJpeg]:
+    camera = MotionJpeg()
+    with http_server(camera.answer) as (address, camera.asked):
+        camera.url = f"{address}/video"
+        yield camera
+        camera.stopping.set()
 
 
 class Shelf(Stream):

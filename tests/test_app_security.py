@@ -21,9 +21,9 @@ import httpx
 import psutil
 import pytest
 from browser_parts import FILLED, PASSWORD, OwnServer, chromium, running, wait_for
-from journeys.parts import free_port, go_to, running_app, started
+from journeys.parts import go_to, running_app, started
 from playwright.sync_api import expect
-from process_parts import ROOT
+from process_parts import ROOT, free_port
 from starlette.responses import PlainTextResponse
 
 from app import security

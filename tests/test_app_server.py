@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import pytest
 from browser_parts import PASSWORD, OwnServer, running, wait_for
-from journeys.parts import free_port, running_app
 from journeys.parts import run as run_module
-from process_parts import ROOT
+from journeys.parts import running_app
+from process_parts import ROOT, free_port
 
 from app.__main__ import commands
 from app.page_feeder import encoded

@@ -8,7 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from stream_parts import QUICK, serving, wait_for
+from process_parts import until
+from stream_parts import QUICK, serving
 
 from edge_hpcr.commands import cli
 from edge_hpcr.common.text import shown_address
@@ -39,10 +40,10 @@ def test_a_network_camera_delivers_rgb_frames_of_any_size_and_the_newest_first(s
         )  # red left, blue right
         assert (frame.origin, frame.label, frame.digest) == (server.url, None, None)
         assert camera.live and phase(camera) == "live"
-        wait_for(lambda: camera.state().frames >= 10)
+        until(lambda: camera.state().frames >= 10)
         assert camera.state().dropped > 0
         server.size = (96, 80)
-        wait_for(lambda: camera.state().size == (96, 80))
+        until(lambda: camera.state().size == (96, 80))
         camera.read(0)
         assert camera.read(20).image.shape == (80, 96, 3)
 
@@ -51,13 +52,13 @@ def test_a_network_camera_delivers_rgb_frames_of_any_size_and_the_newest_first(s
 @pytest.mark.parametrize("trouble", ["hangs", "refuses", "half", "cut"])
 def test_a_camera_in_trouble_is_reopened_until_it_is_well(server, trouble):
     with network_camera(server.url, QUICK) as camera:
-        wait_for(lambda: phase(camera) == "live")
+        until(lambda: phase(camera) == "live")
         server.mood = trouble
-        wait_for(lambda: phase(camera) == "reconnecting")
+        until(lambda: phase(camera) == "reconnecting")
         assert (camera.state().bad > 0) == (trouble == "half")
         assert camera.state().message.startswith("reconnecting: ")
         server.mood = "well"
-        wait_for(lambda: phase(camera) == "live")
+        until(lambda: phase(camera) == "live")
         camera.read(0)
         assert camera.read(20).image.shape == (48, 64, 3)
 
@@ -71,7 +72,7 @@ def test_credentials_reach_the_camera_and_nobody_else(server):
     with network_camera(url, QUICK) as camera:
         seen = [camera.name, camera.read(20).origin]
         server.mood = "refuses"
-        wait_for(lambda: phase(camera) == "reconnecting")
+        until(lambda: phase(camera) == "reconnecting")
         seen += [camera.state().message, *(thread.name for thread in threading.enumerate())]
     assert not [text for text in seen if "s3cret" in text or "admin" in text]
     assert seen[0] == server.url + "?…"
@@ -100,8 +101,8 @@ def test_an_address_may_come_from_the_environment_which_others_cannot_read(
 
 
 def test_an_address_that_answers_with_a_playlist_is_no_camera_and_nothing_in_it_is_opened(server):
-    server.answer = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n/secret.mp4\n"
+    server.text = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n/secret.mp4\n"
     with network_camera(server.url, QUICK) as camera:
-        wait_for(lambda: phase(camera) == "reconnecting")
+        until(lambda: phase(camera) == "reconnecting")
         assert camera.state().frames == 0
     assert set(server.asked) == {"/video"}

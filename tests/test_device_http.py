@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from device_parts import LOAD, Answer, file_server, files_of, frame_of, manifest_of, publish, send
+from device_parts import LOAD, files_of, frame_of, manifest_of, publish
+from process_parts import Answer, http_server, send
 
 from edge_hpcr.common.errors import UserError
 from export.device import BadModel, Unavailable, http_client
@@ -41,7 +42,7 @@ def test_while_nothing_changes_only_the_etag_is_compared(exports: Path, cache: P
         else:
             send(handler, (exports / handler.path[1:]).read_bytes(), ETag=etag)
 
-    with file_server(answer) as (url, asked):
+    with http_server(answer) as (url, asked):
         swap = swap_of(HttpModels(url, cache))
         swap.first()
         before = len(asked)
@@ -50,7 +51,7 @@ def test_while_nothing_changes_only_the_etag_is_compared(exports: Path, cache: P
 
 
 def test_models_that_are_refused_are_downloaded_once_and_do_not_fill_the_cache(exports: Path, cache: Path):
-    with file_server(files_of(exports)) as (url, asked):
+    with http_server(files_of(exports)) as (url, asked):
         swap = swap_of(HttpModels(url, cache))
         swap.first()
         for version in range(2, 7):
@@ -64,7 +65,7 @@ def test_models_that_are_refused_are_downloaded_once_and_do_not_fill_the_cache(e
 
 
 def test_a_damaged_cache_is_filled_again(exports: Path, cache: Path):
-    with file_server(files_of(exports)) as (url, asked):
+    with http_server(files_of(exports)) as (url, asked):
         swap_of(HttpModels(url, cache)).first()
         (model,) = cache.glob("*/v*/model.onnx")
         model.write_bytes(b"rotten")
@@ -83,7 +84,7 @@ def test_a_download_that_is_cut_or_too_long_is_refused_and_begins_again(exports:
         else:
             files(handler)
 
-    with file_server(answer) as (url, _):
+    with http_server(answer) as (url, _):
         source = HttpModels(url, cache)
         with pytest.raises(Unavailable, match="cut off"):
             source.fetch(source.newest())
@@ -124,7 +125,7 @@ def test_a_nasty_server_is_reported_and_the_old_model_goes_on(
     said: list[str] = []
     bad = threading.Event()
     files = files_of(exports)
-    with file_server(lambda h: NASTY[name](h) if bad.is_set() else files(h)) as (url, _):
+    with http_server(lambda h: NASTY[name](h) if bad.is_set() else files(h)) as (url, _):
         swap = swap_of(HttpModels(url, cache), said)
         swap.first()
         said.clear()
@@ -138,8 +139,8 @@ def test_a_nasty_server_is_reported_and_the_old_model_goes_on(
 
 
 def test_a_token_is_not_sent_elsewhere(exports: Path, cache: Path):
-    with file_server(lambda h: send(h, b"")) as (other, reached):
-        with file_server(lambda h: send(h, b"", 302, Location=other)) as (url, _), pytest.raises(Unavailable):
+    with http_server(lambda h: send(h, b"")) as (other, reached):
+        with http_server(lambda h: send(h, b"", 302, Location=other)) as (url, _), pytest.raises(Unavailable):
             HttpModels(url, cache, TOKEN).newest()
         assert reached == []
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_parts import add, publish, running_device, until
+from device_parts import add, publish, running_device
 from paho.mqtt import client as paho
-from process_parts import free_port
+from process_parts import free_port, until
 
 from app.tls import own_certificate
 from edge_hpcr.common.errors import UserError

@@ -6,7 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from device_parts import LOAD, file_server, files_of, publish, tiny_model
+from device_parts import LOAD, files_of, publish, tiny_model
+from process_parts import http_server
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import sha256
@@ -111,7 +112,7 @@ FORGERIES = (
 def test_a_forgery_is_refused_and_told_and_the_old_model_goes_on(
     exports: Path, signer: Signer, tmp_path: Path, kind: str, over_http: bool
 ):
-    with file_server(files_of(exports)) as (url, _):
+    with http_server(files_of(exports)) as (url, _):
         device = Device(url if over_http else str(exports), signer, tmp_path / "cache")
         device.swap.first()
         forge(exports, signer, kind)
@@ -128,7 +129,7 @@ def test_an_older_version_is_taken_only_if_the_signer_says_so_and_never_by_repet
     exports: Path, signer: Signer, tmp_path: Path, over_http: bool
 ):
     first = (exports / "latest.json").read_bytes()
-    with file_server(files_of(exports)) as (url, _):
+    with http_server(files_of(exports)) as (url, _):
         place = url if over_http else str(exports)
         device = Device(place, signer, tmp_path / "cache")
         device.swap.first()
@@ -157,7 +158,7 @@ def test_an_older_version_is_taken_only_if_the_signer_says_so_and_never_by_repet
 def test_a_device_starts_without_its_server_and_a_cache_that_was_changed_is_refused(
     exports: Path, signer: Signer, tmp_path: Path, signature: str | None
 ):
-    with file_server(files_of(exports)) as (url, _):
+    with http_server(files_of(exports)) as (url, _):
         Device(url, signer, tmp_path / "cache").swap.first()
     assert Device(url, signer, tmp_path / "cache").swap.first().info.version == 1
     kept = next((tmp_path / "cache").rglob(SIGNATURE))

@@ -5,7 +5,8 @@ import weakref
 from pathlib import Path
 
 import pytest
-from device_parts import LOAD, NAMES, frame_of, manifest_of, point_at, publish, tiny_model, until
+from device_parts import LOAD, NAMES, frame_of, manifest_of, point_at, publish, tiny_model
+from process_parts import until
 
 from export.device.health import Health
 from export.device.hot_swap import HotSwap, LocalModels

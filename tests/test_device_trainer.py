@@ -4,8 +4,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from device_parts import add, publish, running_device, until
+from device_parts import add, publish, running_device
 from fleet_parts import TOKEN, make_workspace, running
+from process_parts import until
 
 from edge_hpcr.workspace.devices import devices
 from edge_hpcr.workspace.workspace import Workspace

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,8 +13,7 @@ from urllib.parse import unquote
 import cv2
 import numpy as np
 import pytest
-from device_parts import until
-from process_parts import answering
+from process_parts import free_port, http_server, send, until
 
 from edge_hpcr.stream import Frame
 from export.device import unsure
@@ -28,65 +27,45 @@ SURE = Result([Label(1, "a", 0.9), Label(2, "b", 0.1)], False, 0.9)
 MANY = Choice(per_minute=6000.0)
 
 
-class Trainer(ThreadingHTTPServer):
+class Trainer:
     """Keeps the frames and reports of cam-1. `answers` are given to the next frames instead of taking them."""
 
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+    def __init__(self) -> None:
+        self.url = ""
         self.frames: dict[str, tuple[dict[str, str], bytes]] = {}
         self.asked: list[str] = []  # ids of frames, as they came
         self.reports: list[dict[str, Any]] = []
         self.answers: list[int] = []
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A device may hang up."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Trainer
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        route, _, frame = self.path.removeprefix("/devices/cam-1/").partition("/")
-        if self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self.say(401)
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        route, _, frame = handler.path.removeprefix("/devices/cam-1/").partition("/")
+        if handler.headers["Authorization"] != f"Bearer {TOKEN}":
+            status = 401
         elif route == "report":
-            self.server.reports.append(json.loads(body))
-            self.say(204)
+            self.reports.append(json.loads(body))
+            status = 204
         elif route == "frames":
-            self.take(frame, body)
+            status = self.take(frame, dict(handler.headers), body)
         else:
-            self.say(405)
+            status = 405
+        send(handler, b"", status)
 
-    def take(self, frame: str, body: bytes) -> None:
-        trainer = self.server
-        trainer.asked.append(frame)
-        if trainer.answers:
-            self.say(trainer.answers.pop(0))
-        elif frame in trainer.frames:
-            self.say(200)
-        else:
-            trainer.frames[frame] = (dict(self.headers), body)
-            self.say(201)
-
-    def say(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Quiet."""
+    def take(self, frame: str, headers: dict[str, str], body: bytes) -> int:
+        self.asked.append(frame)
+        if self.answers:
+            return self.answers.pop(0)
+        if frame in self.frames:
+            return 200
+        self.frames[frame] = (headers, body)
+        return 201
 
 
 @contextmanager
 def trainer(port: int = 0) -> Iterator[Trainer]:
-    server = Trainer(port)
-    with answering(server):
-        yield server
+    made = Trainer()
+    with http_server(made.answer, port) as (made.url, _):
+        yield made
 
 
 @pytest.fixture
@@ -149,8 +128,7 @@ def test_a_frame_reaches_the_trainer_with_what_is_known_of_it(tmp_path: Path, he
 def test_frames_wait_on_the_disk_while_the_trainer_is_away_and_none_is_lost_or_sent_twice(
     tmp_path: Path, health: Health, said: list[str]
 ):
-    with trainer() as server:
-        port = server.server_address[1]
+    port = free_port()
     frames = UnsureFrames(f"http://127.0.0.1:{port}", TOKEN, tmp_path, MANY, health)
     wanted = taken(frames, 6)
     assert wanted >= 5, "they differ, and the gate lets them pass"

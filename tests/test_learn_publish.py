@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from device_parts import until
 from export_parts import with_template
 from fleet_parts import TOKEN, ask, make_workspace
-from process_parts import ROOT, free_port, started
+from process_parts import ROOT, free_port, started, until
 
 from edge_hpcr.commands import cli
 

