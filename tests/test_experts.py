@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_hpcr.learner.config import memory_options
 from edge_hpcr.learner.learner import Learner, LearnerConfig
@@ -226,3 +227,30 @@ def test_on_a_network_without_places_it_is_slda(small_learner, digits) -> None:
     torch.testing.assert_close(
         torch.from_numpy(ours.predict(asked).scores), torch.from_numpy(rival.predict(asked).scores)
     )
+
+
+class Shapes(TorchDispatchMode):
+    """Of all tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.Size] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.seen |= {
+            each.shape for each in (made if isinstance(made, tuple) else (made,)) if torch.is_tensor(each)
+        }
+        return made
+
+
+def test_an_answer_needs_no_table_of_all_pairs_of_classes(learner: Learner) -> None:
+    """Of 5,000 classes it would have 25 million places, anew with each label."""
+    classes = 37  # as long as nothing else is
+    latents = learner.encode(things(1, scene(0))).repeat(classes, 0)
+    latents += np.random.default_rng(5).normal(0, 0.05, latents.shape).astype(np.float32)
+    learner.observe(latents, np.arange(classes))
+    with Shapes() as made:
+        learner.predict(latents[:1])
+    assert any(classes in shape for shape in made.seen)
+    assert not [shape for shape in made.seen if list(shape).count(classes) > 1]

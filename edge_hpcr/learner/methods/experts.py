@@ -185,13 +185,13 @@ class Experts(SLDA):
         # Both experts in one unit: how far the means of two classes are apart on average.
         means_of_picture = self.sums.cpu() / self.counts.cpu().clamp_min(1)[:, None]
         assert picture.bias is not None
-        unit = _margin(picture.weight.cpu(), picture.bias.cpu(), means_of_picture, seen)
+        unit = _margin(picture.weight.cpu(), means_of_picture, seen)
         picture.weight, picture.bias = picture.weight / (1 + share), picture.bias / (1 + share)
         among = seen / seen.sum().clamp_min(1)
         ahead = 1 - max(
             among.tolist(), default=0.0
         )  # of the mean of all classes, where 1 is how far two are apart
-        lead = max(ahead * _margin(weight, bias, means, seen), 1e-9)
+        lead = max(ahead * _margin(weight, means, seen), 1e-9)
         knows_scene = known and len(held_too) > 1 and self.scene_stays
         parts = (
             weight / lead,
@@ -325,13 +325,16 @@ def _places_lda(places: Tensor, columns: Tensor, classes: int) -> tuple[Tensor, 
     return _lda(places.flatten(0, 1), columns.repeat_interleave(places.shape[1]), classes, len(places))
 
 
-def _margin(weight: Tensor, bias: Tensor, means: Tensor, seen: Tensor) -> float:
-    """By how much a class's score at its own mean is above the other classes' there, on average."""
-    scores = (means @ weight.T + bias)[seen][:, seen]
-    count = len(scores)
-    if count < 2:
+def _margin(weight: Tensor, means: Tensor, seen: Tensor) -> float:
+    """By how much a class's score at its own mean is above the other classes' there, on average.
+
+    Summed over all pairs of classes biases cancel, and what is left needs no score of a pair: of thousands of classes
+    there are millions of pairs.
+    """
+    weight, means = weight[seen], means[seen]
+    if len(means) < 2:
         return 0.0
-    return float((scores.diagonal()[:, None] - scores).sum() / (count * (count - 1)))
+    return float(((means - means.mean(0)) * weight).sum() / (len(means) - 1))
 
 
 def _left_out(
@@ -354,7 +357,7 @@ def _left_out(
         taught = columns[~out]
         picture = _lda(directions[~out], taught, classes, len(taught))
         single = _places_lda(places[~out], taught, classes)
-        scale = _margin(*picture, known) / max(_margin(*single, known), 1e-9)
+        scale = _margin(picture[0], picture[2], known) / max(_margin(single[0], single[2], known), 1e-9)
         by_picture = directions[out] @ picture[0].T + picture[1]
         by_places = ((places[out] @ single[0].T).amax(1) + single[1]) * scale
         for share in SHARES:
