@@ -34,13 +34,13 @@ def test_an_unknown_frame_of_a_device_waits_in_the_trainers_queue_and_the_traine
 
             def arrived() -> bool:
                 with Workspace.open(workspace, learning=False) as opened:
-                    known = devices(workspace / "devices.sqlite")
+                    known = devices(workspace / "devices.json")
                     return bool(opened.journal.queued()) and bool(known) and known[0].frames == 1
 
             until(arrived)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-    (device,) = devices(workspace / "devices.sqlite")
+    (device,) = devices(workspace / "devices.json")
     assert (device.id, device.version, device.unknown_share) == ("shelf-3", 1, 1.0)
     with Workspace.open(workspace, learning=False) as opened:
         assert len(opened.journal.queued()) == 1

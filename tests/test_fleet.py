@@ -30,8 +30,8 @@ def test_there_is_an_end_to_the_list_of_devices(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_damaged_list_is_made_anew_by_the_next_report(tmp_path: Path):
-    path = tmp_path / "devices.sqlite"
-    path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
+    path = tmp_path / "devices.json"
+    path.write_bytes(b"this is no list")
     with pytest.raises(UserError):
         devices(path)
     note_report(path, "cam-1", Report.parse(report_of("cam-1")))
@@ -39,7 +39,7 @@ def test_a_damaged_list_is_made_anew_by_the_next_report(tmp_path: Path):
 
 
 def test_the_page_shows_who_wants_somebody_first_and_nothing_that_a_device_wrote_as_markup(tmp_path: Path):
-    exports, path = tmp_path / "exports", tmp_path / "devices.sqlite"
+    exports, path = tmp_path / "exports", tmp_path / "devices.json"
     note_report(path, "cam-1", Report.parse(report_of("cam-1", version=17)))
     silent = Report.parse(report_of("cam-2", version=None, problem="<b>no camera</b>"))
     note_report(path, "cam-2", silent, time.time() - 2 * SILENT_SECONDS)

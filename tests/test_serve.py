@@ -159,7 +159,7 @@ def test_without_a_token_no_page_in_a_browser_can_ask_or_speak_for_a_device(work
         )
         assert reply.status == 403
         assert send_frame(server, "a", "1", picture(), token=None)[0].status == 403, "frames need a token"
-    assert [each.id for each in devices(workspace / "devices.sqlite")] == ["a"]
+    assert [each.id for each in devices(workspace / "devices.json")] == ["a"]
 
 
 def test_an_address_of_the_network_needs_a_token_and_wrong_places_are_named(tmp_path: Path):
@@ -179,11 +179,11 @@ def test_a_report_is_kept_with_the_trainers_time(server, workspace: Path):
     before = time.time()
     reply, body = ask(server, "/devices/cam-1/report", "POST", report_of("cam-1"))
     assert (reply.status, body) == (204, b"")
-    (device,) = devices(workspace / "devices.sqlite")
+    (device,) = devices(workspace / "devices.json")
     assert (device.id, device.version, device.frames, device.unknown_share) == ("cam-1", 1, 200, 0.05)
     assert before <= device.since == device.last_seen <= time.time() and not device.is_silent(time.time())
     ask(server, "/devices/cam-1/report", "POST", report_of("cam-1"))
-    (again,) = devices(workspace / "devices.sqlite")
+    (again,) = devices(workspace / "devices.json")
     assert device.since == again.since < again.last_seen, "the version is the same"
 
 
@@ -200,7 +200,7 @@ def test_a_report_is_kept_with_the_trainers_time(server, workspace: Path):
 def test_a_report_that_is_wrong_is_refused_in_a_line(server, workspace: Path, body: bytes):
     reply, said = ask(server, "/devices/cam-1/report", "POST", body)
     assert reply.status == 400 and said and b"\n" not in said
-    assert devices(workspace / "devices.sqlite") == []
+    assert devices(workspace / "devices.json") == []
 
 
 # Frames ---------------------------------------------------------------------------------------------------------------

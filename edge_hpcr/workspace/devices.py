@@ -1,41 +1,26 @@
-"""The devices that use a workspace's models, as each of them last reported: `devices.sqlite`.
+"""The devices that use a workspace's models, as each of them last reported: `devices.json`.
 
 Nothing that was learned depends on it, and devices report again within a minute, so that a damaged one is made anew.
-Any process may write. Times are this machine's: the clock of a device may say 1970.
+`export serve` writes it. Times are this machine's: the clock of a device may say 1970.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sqlite3
 import time
-from contextlib import closing
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_hpcr.common.errors import UserError, first_of
+from edge_hpcr.common.files import disk_errors, write_atomically
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MOST_DEVICES = 10_000  # of more, those that have been silent for longest are forgotten
+MOST_DEVICES = 2000  # of more, those that have been silent for longest are forgotten
 SILENT_SECONDS = 300.0  # after which a device counts as silent
 LONGEST_TEXT = 300
-BUSY_SECONDS = 5.0
-
-# Damaged, or of another version.
-_ANOTHER = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-_TABLE = """
-CREATE TABLE IF NOT EXISTS reports (
-    id TEXT PRIMARY KEY, first_seen REAL NOT NULL, last_seen REAL NOT NULL, since REAL NOT NULL, facts TEXT NOT NULL
-) WITHOUT ROWID
-"""
-_REPORTED = """
-INSERT INTO reports VALUES (:id, :at, :at, :at, :facts) ON CONFLICT (id) DO UPDATE SET
-    since = iif(json_extract(facts, '$.version') IS json_extract(:facts, '$.version'), since, :at),
-    last_seen = :at, facts = :facts
-"""
 
 
 def check_id(device: str) -> str:
@@ -102,44 +87,36 @@ class Device(Facts):
         return self.silent_for(now) > SILENT_SECONDS
 
 
+_DEVICES = TypeAdapter(list[Device])
+
+
 def note_report(path: Path, device: str, report: Report, at: float | None = None) -> None:
     """Note what a device says; a `UserError` if it cannot be stored."""
-    at = time.time() if at is None else at
-    facts = report.model_dump_json(include=set(Facts.model_fields))
-    row = {"id": check_id(device), "at": at, "facts": facts}
-    try:
-        _store(path, row)
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in _ANOTHER:
-            raise UserError(f"{path} cannot be written: {error}") from error
-        for left in path.parent.glob(f"{path.name}*"):
-            left.unlink(missing_ok=True)
-        _store(path, row)
-
-
-def _store(path: Path, row: dict[str, Any]) -> None:
-    with closing(sqlite3.connect(path, BUSY_SECONDS)) as db:
-        # A power cut may take the last reports, and never the file.
-        for pragma in ("journal_mode = WAL", "synchronous = NORMAL"):
-            db.execute(f"PRAGMA {pragma}")
-        with db:
-            db.execute(_TABLE)
-            db.execute(_REPORTED, row)
-            newest = "SELECT id FROM reports ORDER BY last_seen DESC LIMIT ?"
-            db.execute(f"DELETE FROM reports WHERE id NOT IN ({newest})", (MOST_DEVICES,))
+    now = time.time() if at is None else at
+    known: dict[str, Device] = {}
+    with suppress(UserError):
+        known = {each.id: each for each in devices(path)}
+    before = known.get(check_id(device))
+    known[device] = Device(
+        id=device,
+        first_seen=before.first_seen if before else now,
+        last_seen=now,
+        since=before.since if before and before.version == report.version else now,
+        **report.model_dump(include=set(Facts.model_fields)),
+    )
+    newest = sorted(known.values(), key=lambda each: each.last_seen)[-MOST_DEVICES:]
+    with disk_errors(f"{path} cannot be written"):
+        write_atomically(path, _DEVICES.dump_json(newest), durable=False)  # reports come again
 
 
 def devices(path: Path) -> list[Device]:
     """All that have reported, by id."""
     if not path.exists():
         return []
+    with disk_errors(f"{path} cannot be read"):
+        text = path.read_bytes()
     try:
-        with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", BUSY_SECONDS, uri=True)) as db:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reports'").fetchone():
-                return []
-            rows = db.execute("SELECT id, first_seen, last_seen, since, facts FROM reports ORDER BY id")
-            names = ("id", "first_seen", "last_seen", "since")
-            return [Device(**dict(zip(names, row, strict=False)), **json.loads(row[-1])) for row in rows]
-    except (sqlite3.DatabaseError, ValueError) as error:
+        return sorted(_DEVICES.validate_json(text), key=lambda each: each.id)
+    except ValidationError as error:
         anew = "the next report of a device makes it anew"
-        raise UserError(f"{path} cannot be read ({error}): {anew}") from error
+        raise UserError(f"{path} cannot be read ({first_of(error)}): {anew}") from error

@@ -27,7 +27,7 @@ class Layout:
         self.set_aside = self.path / "set-aside"
         self.lock = self.path / "lock"
         self.taking = self.path / "taking.lock"  # held while an image is on its way from file to row
-        self.devices = self.path / "devices.sqlite"
+        self.devices = self.path / "devices.json"
         self.latents = self.path / "latents.sqlite"  # of samples: a cache
         self.status = self.path / "status.json"
         self.token = self.path / "token"  # opens the app's page
