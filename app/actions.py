@@ -17,7 +17,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
 from edge_hpcr.stream.region import Region
 from edge_hpcr.workspace.queries import Queries, history, taken_back_text
-from edge_hpcr.workspace.records import Event, one_action
+from edge_hpcr.workspace.records import Event, new_group
 
 # What actions take: arguments are checked by these types.
 Id = Annotated[int, Field(gt=0, lt=2**53)]
@@ -159,8 +159,7 @@ class Actions:
         given = [(i, guesses[i]) for i in samples if i in guesses]
         if not given:
             raise UserError("there is no guess to accept: give it a class")
-        with one_action("accepted guesses"):
-            event = self._journal.label_each(given)[-1]
+        event = self._journal.label_each(given, new_group("accepted guesses"))[-1]
         self._live.notify()
         classes = {class_id for _, class_id in given}
         named = self._name(given[0][1]) if len(classes) == 1 else many(len(classes), "class")

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from edge_hpcr import __version__
@@ -99,24 +99,21 @@ def as_user_errors(path: Path) -> Iterator[None]:
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """The journal, made if it is missing; every commit is on the disk when it returns."""
-    with as_user_errors(path):
+    with as_user_errors(path), ExitStack() as failed:
         connection = sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            durable = ("journal_mode = WAL", "synchronous = FULL")
-            for pragma in (*durable, "foreign_keys = ON", f"journal_size_limit = {_LOG_BYTES}"):
-                connection.execute(f"PRAGMA {pragma}")
-            if not connection.execute(
-                "SELECT 1 FROM sqlite_master"
-            ).fetchone():  # in one transaction, as two processes may open a new journal
-                connection.executescript(
-                    f"BEGIN IMMEDIATE; {SCHEMA} INSERT OR IGNORE INTO meta VALUES"
-                    f" ('format', {JOURNAL.current}), ('version', '{__version__}'), ('next_sample', 1); COMMIT;"
-                )
-            if check_journal(connection, path) is not None:
-                raise UserError(f"journal {path} is of an older version: open its workspace with `learn`")
-        except BaseException:
-            connection.close()
-            raise
+        failed.callback(connection.close)
+        durable = ("journal_mode = WAL", "synchronous = FULL")
+        for pragma in (*durable, "foreign_keys = ON", f"journal_size_limit = {_LOG_BYTES}"):
+            connection.execute(f"PRAGMA {pragma}")
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            # In one transaction, as two processes may open a new journal.
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {SCHEMA} INSERT OR IGNORE INTO meta VALUES"
+                f" ('format', {JOURNAL.current}), ('version', '{__version__}'), ('next_sample', 1); COMMIT;"
+            )
+        if check_journal(connection, path) is not None:
+            raise UserError(f"journal {path} is of an older version: open its workspace with `learn`")
+        failed.pop_all()
     return connection
 
 
@@ -151,13 +148,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         )
     with as_user_errors(path):
         address = f"{path.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(address, BUSY_SECONDS, isolation_level=None, uri=True)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+        return sqlite3.connect(address, BUSY_SECONDS, isolation_level=None, uri=True)
 
 
 def apply(db: sqlite3.Connection, seq: int, body: Body) -> None:

@@ -57,7 +57,7 @@ class Journal(Queries):
 
     # Classes ------------------------------------------------------------------------------------------------
 
-    def create_class(self, name: str) -> int:
+    def create_class(self, name: str, group: str | None = None) -> int:
         """Make a class; its id is never used again, even if the class is deleted."""
         name = records.clean_name(name)
         with self.transaction() as db:
@@ -66,7 +66,8 @@ class Journal(Queries):
                 (name, records.folded(name)),
             )
             class_id = int(inserted.lastrowid or 0)
-            self._record("create_class", {}, {class_id: ClassState(name, None, "live", None)})
+            made = {class_id: ClassState(name, None, "live", None)}
+            self._record("create_class", {}, made, group=group)
             return class_id
 
     def class_named(self, name: str) -> int:
@@ -132,7 +133,7 @@ class Journal(Queries):
         self._db.execute(f"INSERT INTO samples ({COLUMNS}) VALUES ({places})", tuple(vars(row).values()))
         return sample_id
 
-    def label(self, ids: Iterable[int], class_id: int) -> Event:
+    def label(self, ids: Iterable[int], class_id: int, group: str | None = None) -> Event:
         """Give samples a class, or another class, as one event; nothing is recorded if nothing changes."""
         with self.transaction():
             self._live_class(class_id)
@@ -150,12 +151,13 @@ class Journal(Queries):
                 i: SampleState("labelled", class_id, i in held_out if i in fresh else row.held_out)
                 for i, row in known.items()
             }
-            return self._record("label" if fresh else "correct", after, {})
+            return self._record("label" if fresh else "correct", after, {}, group=group)
 
-    def label_each(self, labels: Iterable[tuple[int, int]]) -> list[Event]:
+    def label_each(self, labels: Iterable[tuple[int, int]], group: str | None = None) -> list[Event]:
         """Label samples as one action, by separate events: each may be held out by itself."""
-        with self.transaction(), records.one_action("labels"):
-            return [self.label([sample_id], class_id) for sample_id, class_id in labels]
+        group = group or records.new_group("labels")
+        with self.transaction():
+            return [self.label([sample_id], class_id, group) for sample_id, class_id in labels]
 
     def dismiss(self, ids: Iterable[int]) -> Event:
         """Take samples out of the queue without a label."""
@@ -213,7 +215,7 @@ class Journal(Queries):
     def undo(self) -> Event:
         """Take back the last action that is not undone."""
         with self.transaction():
-            if not (last := self._run_of_actions("undone = 0 ORDER BY seq DESC")):
+            if not (last := _first_action(each for each in self.actions() if not each.undone)):
                 raise UserError("nothing to undo: no action is left that could be taken back")
             return self._restore("undo", last)
 
@@ -223,43 +225,35 @@ class Journal(Queries):
         `newest` is the last action that the caller knows of: if there is a newer one, nothing is taken back.
         """
         with self.transaction():
-            done = [each for each, undone in self.actions() if not undone]
-            if newest is not None and newest != max(done, default=0):
+            back = itertools.takewhile(lambda each: each.seq >= seq, self.actions())
+            done = [each for each in back if not each.undone]
+            if newest is not None and newest != (done[0].seq if done else 0):
                 raise UserError("something was done or undone meanwhile: look at the history again")
-            if seq and seq not in done:
+            if seq and (not done or done[-1].seq != seq):
                 raise UserError("that action is undone already: look at the history again")
-            if not (later := [each for each in reversed(done) if each > seq]):
+            if not (later := [each for each in done if each.seq != seq]):
                 raise UserError("nothing to undo: that is the last action")
             return self._restore("undo", later)
 
     def redo(self) -> Event:
         """Do again what was undone last."""
         with self.transaction():
-            if not (first := self._run_of_actions("undone = 1 ORDER BY seq")):
+            undone = list(itertools.takewhile(lambda each: each.undone, self.actions()))
+            if not undone:
                 raise UserError("nothing to redo: nothing was undone since the last action")
-            return self._restore("redo", first)
+            return self._restore("redo", _first_action(reversed(undone)))
 
-    def _run_of_actions(self, which: str) -> list[int]:
-        """The first of these events, with all that are one action with it."""
-        group = "CASE WHEN json_valid(body) THEN json_extract(body, '$.group') END"
-        rows = self._db.execute(f"SELECT seq, {group} FROM actions JOIN events USING (seq) WHERE {which}")
-        if (first := rows.fetchone()) is None:
-            return []
-        alike = itertools.takewhile(lambda row: first[1] is not None and row[1] == first[1], rows)
-        return [first[0], *(seq for seq, _ in alike)]
-
-    def _restore(self, kind: str, actions: list[int]) -> Event:
+    def _restore(self, kind: str, actions: list[Event]) -> Event:
         """Undo or redo these events, in this order; what it all changed as one event, whose `of` is the last of them."""
-        events = [self._restore_one(kind, seq) for seq in actions]
+        events = [self._restore_one(kind, each.seq, each.body) for each in actions]
         samples, classes, lost = (
             [each for event in events for each in getattr(event.body, name)]
             for name in ("samples", "classes", "lost")
         )
-        return replace(events[-1], body=Body(samples, classes, max(actions), lost))
+        last = max(each.seq for each in actions)
+        return replace(events[-1], body=Body(samples, classes, last, lost))
 
-    def _restore_one(self, kind: str, seq: int) -> Event:
-        ((text,),) = self._rows("SELECT body FROM events WHERE seq = ?", (seq,))
-        body = self._body(seq, text)
+    def _restore_one(self, kind: str, seq: int, body: Body) -> Event:
         wanted = {i: before if kind == "undo" else after for i, before, after in body.samples}
         if kind == "undo" and body.is_import:  # nobody has asked to label its pictures by hand
             wanted = {
@@ -318,6 +312,7 @@ class Journal(Queries):
         classes: Mapping[int, ClassState],
         of: int | None = None,
         lost: Collection[int] = (),
+        group: str | None = None,
     ) -> Event:
         """Append an event that brings these rows to these states, and change the rows."""
         before = {i: row.label for i, row in self._known(samples).items()} if samples else {}
@@ -327,7 +322,7 @@ class Journal(Queries):
             [(i, old[i], after) for i, after in classes.items() if old[i] != after],
             of,
             list(lost),
-            group=records.GROUP.get(),
+            group,
         )
         for class_id, _, state in body.classes:
             if state.state == "live":
@@ -391,6 +386,13 @@ class Journal(Queries):
         trained += [fresh[i].hash64 for i in picked]
         counts = labels + len(picked), kept
         return choose_held_out(wanted, trained, held_out, counts, self.held_out_share)
+
+
+def _first_action(events: Iterable[Event]) -> list[Event]:
+    """The first of these events, with all that are one action with it."""
+    for _, run in itertools.groupby(events, lambda each: each.action):
+        return list(run)
+    return []
 
 
 def _reachable(wanted: SampleState, row: SampleRow) -> SampleState:

@@ -102,13 +102,8 @@ class Queries:
             newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
             raise JournalDamaged(self.path, f"event {seq} cannot be read ({error})", newer) from error
 
-    def actions(self) -> list[tuple[int, bool]]:
-        """The events that can be undone or redone, and whether each is undone."""
-        rows = self._rows("SELECT seq, undone FROM actions ORDER BY seq")
-        return [(seq, bool(undone)) for seq, undone in rows]
-
-    def actions_back(self) -> Iterator[Event]:
-        """The same with what they did, the newest first; all of them need not fit into memory."""
+    def actions(self) -> Iterator[Event]:
+        """The events that can be undone or redone, the newest first; all of them need not fit into memory."""
         query = (
             "SELECT seq, at, kind, body, undone FROM actions JOIN events USING (seq) WHERE seq < ?"
             f" ORDER BY seq DESC LIMIT {_PAGE}"
@@ -248,24 +243,24 @@ class Entry:
 def history(journal: Queries) -> Iterator[Entry]:
     """Every action, the newest first."""
     names = journal.class_states()
-    together = itertools.groupby(
-        journal.actions_back(), lambda each: (each.body.group or each.seq, each.undone)
-    )
-    for _, run in together:
-        last = next(run)
-        text = in_words(last.kind, last.body, names)
-        bodies, group = [last.body, *(action.body for action in run)], last.body.group
-        if group is not None and (len(bodies) > 1 or last.body.is_import):
-            pictures = many(sum(len(body.samples) for body in bodies), "picture")
-            made = sum(len(body.classes) for body in bodies)
-            told = f", with {many(made, 'new class')}" if made else ""
-            given = Counter(
-                after.class_id for body in bodies for _, _, after in body.samples if after.class_id
-            )
-            listed = ", ".join(f"{names[i].name} {count:,}" for i, count in given.most_common(CLASSES_TOLD))
-            more = " …" if len(given) > CLASSES_TOLD else ""
-            text = f"{group.rpartition(' ')[0]} of {pictures}{told}{listed and f': {listed}'}{more}"
+    for _, run in itertools.groupby(journal.actions(), lambda each: (each.action, each.undone)):
+        events = list(run)
+        last, bodies = events[0], [event.body for event in events]
+        several = len(bodies) > 1 or last.body.is_import
+        text = _several_in_words(bodies, names) if several else in_words(last.kind, last.body, names)
         yield Entry(last.seq, last.at, text, last.undone)
+
+
+def _several_in_words(bodies: list[Body], names: Mapping[int, ClassState]) -> str:
+    """An action of several events: what it is called, and what it labelled."""
+    name = (bodies[0].group or "").rpartition(" ")[0]
+    pictures = many(sum(len(body.samples) for body in bodies), "picture")
+    made = sum(len(body.classes) for body in bodies)
+    told = f", with {many(made, 'new class')}" if made else ""
+    given = Counter(after.class_id for body in bodies for _, _, after in body.samples if after.class_id)
+    listed = ", ".join(f"{names[i].name} {count:,}" for i, count in given.most_common(CLASSES_TOLD))
+    more = " …" if len(given) > CLASSES_TOLD else ""
+    return f"{name} of {pictures}{told}{listed and f': {listed}'}{more}"
 
 
 def taken_back_text(journal: Queries, event: Event) -> str:

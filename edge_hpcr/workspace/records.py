@@ -3,9 +3,6 @@
 import re
 import secrets
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -15,19 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 from edge_hpcr.common.errors import UserError, first_of
 from edge_hpcr.common.text import LONGEST_NAME, is_class_name
 
-# The action of several events that this thread or request is in the middle of; none for most.
-GROUP: ContextVar[str | None] = ContextVar("group", default=None)
 IMPORT = "import"
 
 
-@contextmanager
-def one_action(name: str) -> Iterator[None]:
-    """All events of this block are one action: one entry in the history, one undo, one redo."""
-    token = GROUP.set(GROUP.get() or f"{name} {secrets.token_hex(8)}")
-    try:
-        yield
-    finally:
-        GROUP.reset(token)
+def new_group(name: str) -> str:
+    """For several events that are one action: one entry in the history, one undo, one redo."""
+    return f"{name} {secrets.token_hex(8)}"
 
 
 class SampleState(NamedTuple):
@@ -107,6 +97,11 @@ class Event:
             for sample_id, before, after in self.body.samples
             if before.class_id != after.class_id
         ]
+
+    @property
+    def action(self) -> str | int:
+        """What the events of one action have in common, and no others."""
+        return self.body.group or self.seq
 
     @property
     def closed(self) -> list[int]:

@@ -43,7 +43,7 @@ def backup_journal(journal: Path, path: Path) -> None:
         with (
             closing(open_read_only(journal)) as source,
             closing(sqlite3.connect(temporary)) as copy,
-            as_user_errors(path),
+            as_user_errors(journal),
         ):
             source.backup(copy)
             # One file, readable on a disk that cannot be written.

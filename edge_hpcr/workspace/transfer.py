@@ -29,7 +29,7 @@ from edge_hpcr.stream.base import BadFile
 from edge_hpcr.stream.decode import MAX_BYTES, BadImage, decode_image, read_bytes
 from edge_hpcr.stream.image_folder import class_folder, looks_like_image, top_folder, walk
 from edge_hpcr.workspace.queries import Queries, reading
-from edge_hpcr.workspace.records import IMPORT, clean_name, folded, one_action
+from edge_hpcr.workspace.records import IMPORT, clean_name, folded, new_group
 from edge_hpcr.workspace.sample_files import looked_at
 from edge_hpcr.workspace.selection import DRAWN, DRAWN_EVERY, UNKNOWN
 from edge_hpcr.workspace.workspace import Workspace, warn_of_bad_file
@@ -308,7 +308,7 @@ def import_samples(
     deleted, stays as it is. One that waits, or has been dismissed, as an import leaves its images that is undone, gets its
     label.
     """
-    with _planned(workspace.path, source, called) as plan, one_action(IMPORT):
+    with _planned(workspace.path, source, called) as plan:
         job = _Import(workspace)
         for path, reason in plan.bad:
             job.refuse(path, reason)
@@ -333,6 +333,7 @@ class _Import:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.result = Imported()
+        self._group = new_group(IMPORT)
         self._known = _known_digests(workspace.journal)
         self._queued = workspace.journal.counts().queued
 
@@ -371,11 +372,12 @@ class _Import:
             self._known[digest] = None
         for _, name in [*waiting, *new]:
             if name is not None and journal.class_id(name) is None:
-                journal.create_class(name)
+                journal.create_class(name, self._group)
                 self.result.classes += 1
         with self.workspace.taking([taken for taken, _ in new]) as ids:
             named = [(i, name) for i, (_, name) in zip(ids, new, strict=True) if name is not None]
-            journal.label_each((i, journal.class_named(name)) for i, name in [*waiting, *named])
+            labels = [(i, journal.class_named(name)) for i, name in [*waiting, *named]]
+            journal.label_each(labels, self._group)
         self.result.samples += len(waiting) + len(named)
         self.result.queued += len(new) - len(named)
         self._queued += len(new) - len(named)
