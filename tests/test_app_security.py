@@ -25,6 +25,7 @@ from journeys.parts import go_to, running_app, started
 from playwright.sync_api import expect
 from process_parts import ROOT, free_port
 from starlette.responses import PlainTextResponse
+from workspace_parts import SMALL
 
 from app import security
 from app.security import (
@@ -37,6 +38,7 @@ from app.security import (
 from app.tls import own_certificate
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.listener import Listener
+from edge_hpcr.workspace.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +245,8 @@ def test_connections_that_say_nothing_hold_up_no_label(tmp_path):
     """By https, where each of them could cost a handshake."""
     secret, port, path = tmp_path / "secret", free_port(), tmp_path / "workspace"
     secret.write_text(PASSWORD)
+    with Workspace.open(path) as made:
+        made.change_settings(**SMALL)
     known = by_password(PASSWORD)
     options = ("--workspace", path, "--port", port, "--auth", f"anna:{secret}", "--phone")
     tls = None

@@ -14,6 +14,7 @@ from browser_parts import PASSWORD, OwnServer, running, wait_for
 from journeys.parts import run as run_module
 from journeys.parts import running_app
 from process_parts import ROOT, free_port
+from workspace_parts import SMALL
 
 from app.__main__ import commands
 from app.page_feeder import encoded
@@ -181,7 +182,7 @@ def test_a_port_or_a_workspace_in_use_is_refused(app, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
     with Workspace.open(tmp_path / "workspace") as made:
-        made.change_settings(source="workbench:1")
+        made.change_settings(source="workbench:1", **SMALL)
     with running_app(tmp_path / "workspace") as alone:
         wait_for(lambda: alone.state()["frame"] is not None, "a frame")
         alone.act("new_class", name="kept", frames=[alone.state()["frame"]["number"]])

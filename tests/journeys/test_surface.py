@@ -222,7 +222,8 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(mistake, tmp_path, comm
 
 def test_ctrl_c_ends_with_1_after_saving(tmp_path):
     workspace, log = tmp_path / "workspace", tmp_path / "log"
-    with started("edge_hpcr", "bench", "--dataset", "digits", "--out", workspace, log=log) as process:
+    bench = ("bench", "--dataset", "digits", "--set", "nf=8", "--out", workspace)
+    with started("edge_hpcr", *bench, log=log) as process:
         wait_for(lambda: "task 1 of 5" in log.read_text(), "the first task")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 1
