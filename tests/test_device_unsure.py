@@ -92,7 +92,7 @@ def taken(frames: UnsureFrames, count: int, start: int = 0) -> int:
 
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unsure, "WAITS", (0.05,))
+    monkeypatch.setattr(unsure, "WAIT", 0.05)
     monkeypatch.setattr(unsure, "LONG_WAIT", 0.05)
 
 

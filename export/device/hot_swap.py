@@ -36,11 +36,15 @@ Load = Callable[..., Classifier]
 class Offer:
     """A model that may be loaded."""
 
-    name: str  # for people: "v17"
     key: str  # changes whenever anything about the model does
     path: Path  # its version folder
     manifest: Manifest
     latest: Latest | None = None  # which names it as the current one
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"v{self.manifest.version}"
 
 
 class LocalModels:
@@ -67,7 +71,7 @@ class LocalModels:
             written = sorted((each.name, each.lstat().st_mtime_ns) for each in folder.iterdir())
         except OSError as error:
             raise Unavailable(f"{path} cannot be read: {reason_of(error)}") from None
-        return Offer(f"v{manifest.version}", f"{folder}:{latest}:{written}", folder, manifest, latest)
+        return Offer(f"{folder}:{latest}:{written}", folder, manifest, latest)
 
     def fetch(self, offer: Offer) -> None:
         """Bring the files of the newest here; called before it is loaded."""
@@ -101,8 +105,7 @@ class HttpModels(LocalModels):
         # A trainer may have another version for this device; a plain file server does not look at its name.
         self._server = Server(url, token, {"Device-Id": device} if device else {})
         self._url = self._server.url
-        self._cache = cache / sha256(self._url.encode())[:16]
-        super().__init__(self._cache, trust)
+        super().__init__(cache / sha256(self._url.encode())[:16], trust)
         self._variant = variant
         self._etag: str | None = None  # of the known offer's latest.json
         self._known: Offer | None = None
@@ -120,8 +123,8 @@ class HttpModels(LocalModels):
         _, _, manifest_data = self._server.get(place, files.LARGEST_MANIFEST)
         manifest = Manifest.parse(manifest_data, f"{self._url}/{place}", latest)
         # Two workspaces may both have a version 1: the folder's name says which.
-        folder = self._cache / f"v{manifest.version:06d}-{latest.manifest_sha256[:12]}"
-        self._known = Offer(f"v{manifest.version}", sha256(data), folder, manifest, latest)
+        folder = self._path / f"v{manifest.version:06d}-{latest.manifest_sha256[:12]}"
+        self._known = Offer(sha256(data), folder, manifest, latest)
         self._etag, self._manifest_data = etag, manifest_data
         return self._known
 
@@ -149,15 +152,15 @@ class HttpModels(LocalModels):
     @contextmanager
     def _changing(self, most_seconds: float) -> Iterator[None]:
         """Alone in the cache."""
-        busy = f"{self._cache}: another runtime is still downloading into it"
+        busy = f"{self._path}: another runtime is still downloading into it"
         try:
-            with locked(self._cache / "lock", busy, most_seconds):
+            with locked(self._path / "lock", busy, most_seconds):
                 yield
         except Locked as error:
             raise Unavailable(str(error)) from None
         except OSError as error:
             raise Unavailable(
-                f"cannot keep models in {self._cache}: {reason_of(error)} (--cache names another folder)"
+                f"cannot keep models in {self._path}: {reason_of(error)} (--cache names another folder)"
             ) from None
 
     def _make_room(self, wanted: Path) -> None:
@@ -167,8 +170,8 @@ class HttpModels(LocalModels):
         """
         good = ""
         with suppress(BadModel):
-            good = files.read_latest(self._cache).folder
-        for entry in self._cache.iterdir():
+            good = files.read_latest(self._path).folder
+        for entry in self._path.iterdir():
             if entry.is_dir() and entry.name not in (good, wanted.name):
                 shutil.rmtree(entry)
 
@@ -178,10 +181,10 @@ class HttpModels(LocalModels):
         if offer is self._known:  # else it was in the cache
             latest = Latest(offer.manifest.version, offer.path.name, sha256(self._manifest_data))
             with self._changing(MOST_SECONDS):
-                write_atomically(self._cache / files.LATEST, latest.to_bytes())
+                write_atomically(self._path / files.LATEST, latest.to_bytes())
 
     def kept(self) -> Offer:
-        offer = LocalModels(self._cache).newest()
+        offer = LocalModels(self._path).newest()
         if self._trust is not None:
             self._trust.check_folder(offer.path, offer.manifest.version)
         return offer
@@ -219,27 +222,19 @@ class HotSwap:
     def first(self, wait: bool = False) -> Classifier:
         """The newest model, or else one that is known to be good; with `wait` for as long as it takes."""
         while True:
-            problem = ""
             try:
                 self._follow()
             except (Unavailable, BadModel) as error:
-                problem = str(error)
-            if self._classifier is None:
-                self._fall_back()
+                with suppress(BadModel, Unavailable):
+                    if (kept := self._source.kept()) is not None:
+                        self._take(kept)
+                if self._classifier is None and not wait:
+                    raise UserError(f"no model to start with: {error} (--wait waits for one)") from None
+                self._say(str(error))
             if self._classifier is not None:
-                if problem:
-                    self._say(problem)
                 return self._classifier
-            if not wait:
-                raise UserError(f"no model to start with: {problem} (--wait waits for one)")
-            self._say(problem)
             if self._stop.wait(self._poll):
                 raise UserError("stopped before there was a model")
-
-    def _fall_back(self) -> None:
-        with suppress(BadModel, Unavailable):
-            if (kept := self._source.kept()) is not None:
-                self._take(kept)
 
     # New models ---------------------------------------------------------------------------------------------------
 

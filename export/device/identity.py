@@ -1,9 +1,12 @@
 """Who a device is, the secret that it shares with a server of models, and where either of them may listen."""
 
+import base64
+import hmac
 import os
 import re
 import secrets
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -55,6 +58,18 @@ def read_token(path: Path | None) -> str | None:
             "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
         )
     return token
+
+
+def shows_token(authorization: str | None, token: str | None) -> bool:
+    """Whether a request came with the token, as a bearer's or as the password of a browser; anybody does if there is none."""
+    if token is None:
+        return True
+    scheme, _, given = (authorization or "").partition(" ")
+    secret = given.strip().encode("utf-8", "replace")
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            secret = base64.b64decode(secret, validate=True).partition(b":")[2]
+    return scheme.lower() in ("basic", "bearer") and hmac.compare_digest(secret, token.encode())
 
 
 def parse_place(text: str, option: str) -> tuple[str, int]:

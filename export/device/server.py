@@ -6,14 +6,10 @@
 Where there is a token, /frame.jpg needs it; a browser asks for it as a password. An address of the network needs one.
 """
 
-import base64
-import binascii
-import hmac
 import json
 import re
 import sys
 import threading
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from export.device.health import Health
-from export.device.identity import is_local, listen, url_of
+from export.device.identity import is_local, listen, shows_token, url_of
 from export.device.unsure import encoded
 
 MOST_CONNECTIONS = 64
@@ -89,17 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.NOT_FOUND, {"error": there})
 
     def _has_token(self) -> bool:
-        """Whether it came with the request: as a bearer's, or as the password of a browser."""
-        if self.server.token is None:
-            return True
-        scheme, _, given = (self.headers.get("Authorization") or "").partition(" ")
-        secret = given.strip().encode("utf-8", "replace")
-        if scheme.lower() == "basic":
-            with suppress(binascii.Error, ValueError):
-                secret = base64.b64decode(secret, validate=True).partition(b":")[2]
-        elif scheme.lower() != "bearer":
-            return False
-        return hmac.compare_digest(secret, self.server.token.encode())
+        return shows_token(self.headers.get("Authorization"), self.server.token)
 
     def _healthz(self) -> None:
         health = self.server.health

@@ -30,7 +30,7 @@ PART, DISK = "frames for the trainer", "frames for the trainer, disk"
 LARGEST_SIDE = 1280  # pixels; every backbone looks at far less
 JPEG_QUALITY = 92
 DISTANCE = 6  # bits of the hash, as a workspace's gate has it
-WAITS = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds until the next try
+WAIT = 10.0  # seconds until the next try
 LONG_WAIT = 60.0  # when the trainer is full, or refuses this device
 _FILE = re.compile(r"(\d{9})-[0-9a-f]{16}\.frame")
 
@@ -127,7 +127,6 @@ class UnsureFrames:
     # Sending ------------------------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        failures = 0
         while not self._stop.is_set():
             self._changed.clear()
             waiting: list[Path] = []
@@ -135,14 +134,11 @@ class UnsureFrames:
                 waiting = self._files()
             if not waiting:
                 self._changed.wait()
-            elif (wait := self._send(waiting[0])) is None:
-                failures = 0
-            else:
-                self._stop.wait(wait or WAITS[min(failures, len(WAITS) - 1)])
-                failures += 1
+            elif wait := self._send(waiting[0]):
+                self._stop.wait(wait)
 
-    def _send(self, path: Path) -> float | None:
-        """Seconds until the next try, 0 for the usual ones; None when this frame is done with."""
+    def _send(self, path: Path) -> float:
+        """Seconds until the next try; 0 when this frame is done with."""
         try:
             line, _, picture = path.read_bytes().partition(b"\n")
             head = json.loads(line)
@@ -156,7 +152,7 @@ class UnsureFrames:
             status = self._server.post(place, picture, headers)
         except Unavailable as error:
             self._health.trouble(PART, f"frames for the trainer wait: {error}")
-            return LONG_WAIT if error.code == "token" else 0.0
+            return LONG_WAIT if error.code == "token" else WAIT
         if status in (200, 201):
             self._health.trouble(PART, None, "frames reach the trainer again")
             self._health.trouble(DISK, None)
@@ -166,9 +162,9 @@ class UnsureFrames:
             return self._forget(path)
         why = {404: "it takes none", 405: "it takes none", 507: "it has no room for them"}
         self._health.trouble(PART, f"frames for the trainer wait: {why.get(status, f'it answers {status}')}")
-        return LONG_WAIT if status in why else 0.0
+        return LONG_WAIT if status in why else WAIT
 
-    def _forget(self, path: Path) -> float | None:
+    def _forget(self, path: Path) -> float:
         """Remove it; a disk that lets nothing be removed makes the next try late."""
         try:
             size = path.stat().st_size
@@ -176,7 +172,7 @@ class UnsureFrames:
         except OSError:
             return LONG_WAIT
         self._count(-1, -size)
-        return None
+        return 0.0
 
 
 def encoded(image: np.ndarray) -> bytes:

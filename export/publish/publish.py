@@ -278,12 +278,10 @@ class Publisher:
         try:
             self._publish()
             self._known = now
-        except Refused as error:
+        except (Refused, UserError, BadModel) as error:
             problem = str(error)
-            if why_waiting(self._exports) is None:
+            if isinstance(error, Refused) and why_waiting(self._exports) is None:
                 self._known = now  # it would be refused again, until something is learned
-        except (UserError, BadModel) as error:
-            problem = str(error)
         if problem is not None and problem != self._status.problem:
             (self._say or LOG.warning)(f"not published: {problem}")
         self._at = self._clock()

@@ -13,7 +13,6 @@ with TLS in front of it; to give out models, any static file server does as well
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import re
 import signal
@@ -46,7 +45,7 @@ from edge_hpcr.workspace.sample_files import shrink
 from edge_hpcr.workspace.selection import UNKNOWN
 from edge_hpcr.workspace.workspace import Workspace
 from export.device import BadModel
-from export.device.identity import NEEDED, listen, read_token, url_of
+from export.device.identity import NEEDED, listen, read_token, shows_token, url_of
 from export.device.manifest import LARGEST_LATEST, LATEST, MANIFEST, read_manifest, read_plain_file
 from export.publish.versions import pinned
 
@@ -224,11 +223,7 @@ class ModelServer(uvicorn.Server):
         """Refuse who may not ask."""
         if device is not None and ID.fullmatch(device) is None:
             raise HTTPException(400, "the id of a device has 1 to 64 letters, digits, . _ and -")
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        secret = given.strip().encode("utf-8", "replace")
-        if self._token is not None and not (
-            scheme.lower() == "bearer" and hmac.compare_digest(secret, self._token.encode())
-        ):
+        if not shows_token(request.headers.get("Authorization"), self._token):
             raise HTTPException(401, headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -311,8 +311,4 @@ def prune(exports: Path, keep: int) -> None:
     used = (latest_version(exports), kept.version if kept else None)
     for folder in _folders(exports)[:-keep]:
         if int(folder.name[1:]) not in used:
-            removing = exports / f".{folder.name}.removing"
-            folder.rename(removing)
-            # The manifest first: without it, a reader that lists folders at this moment does not take this for a version.
-            (removing / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(removing)
+            folder.rename(exports / f".{folder.name}.removing")  # `changing` removes it
