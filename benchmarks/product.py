@@ -21,7 +21,7 @@ from benchmarks.runner import ROOT
 PATIENCE = 600.0
 # A small learner from scratch that starts at once.
 QUICK_NETWORK = (
-    *("--size", "8", "--set", "backbone=reduced_resnet18"),
+    *("--set", "image_size=8", "--set", "backbone=reduced_resnet18"),
     *("--set", "threads=1", "--set", "idle_steps=0"),
 )
 

@@ -13,7 +13,7 @@ from typer import Option
 
 from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError, check_positive
-from edge_hpcr.common.units import parse_bytes, parse_setting
+from edge_hpcr.common.units import parse_setting
 from edge_hpcr.stream import KINDS, LABELS, SOURCE_VARIABLE
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ examples:
   python -m edge_hpcr learn --workspace parts --source rtsp://user:secret@cam/stream
   python -m edge_hpcr learn --workspace parts --source watch:inbox --labels folders
   python -m edge_hpcr learn --workspace parts --source 0 --publish-every 60s     models for devices, by itself
+  python -m edge_hpcr learn --workspace parts --source 0 --set memory_bytes=2MB  another memory for replay
   python -m edge_hpcr learn --workspace demo --source workbench --labels folders --seconds 60
 
 Frames without a label wait in the queue, the most informative first: see `samples W list --queue`, and label them
@@ -58,14 +59,9 @@ def learn(
     seconds: Annotated[
         float | None, Option(metavar="N", help="stop after so long", show_default="never")
     ] = None,
-    budget: Annotated[
-        str | None, Option(metavar="BYTES", help="replay memory, like 2MB; kept in the settings")
-    ] = None,
-    size: Annotated[
-        int | None, Option(metavar="N", help="side of the learned images; for a new workspace")
-    ] = None,
     settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="any other setting, kept")
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="a setting, kept; docs/settings.md has them"),
     ] = None,
     publish_every: Annotated[
         str | None,
@@ -82,10 +78,6 @@ def learn(
     if seconds is not None:
         check_positive("--seconds", seconds)
     changes = dict(map(parse_setting, settings or []))
-    if budget is not None:
-        changes["memory_bytes"] = parse_bytes(budget)
-    if size is not None:
-        changes["image_size"] = size
     if publish_every is not None:
         changes |= parse_period(publish_every)
     return session.learn(

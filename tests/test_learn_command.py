@@ -11,7 +11,16 @@ import pytest
 from edge_hpcr.commands import cli
 from edge_hpcr.workspace.workspace import Workspace
 
-SMALL = ["--set", "backbone=reduced_resnet18", "--size", "8", "--set", "threads=1", "--set", "idle_steps=20"]
+SMALL = [
+    "--set",
+    "backbone=reduced_resnet18",
+    "--set",
+    "image_size=8",
+    "--set",
+    "threads=1",
+    "--set",
+    "idle_steps=20",
+]
 PATIENCE = 120.0
 
 

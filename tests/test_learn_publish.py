@@ -12,7 +12,16 @@ from process_parts import ROOT, free_port, started, until
 from edge_hpcr.commands import cli
 
 DEPLOY = ROOT / "export" / "deploy"
-SMALL = ["--set", "backbone=reduced_resnet18", "--size", "8", "--set", "threads=1", "--set", "idle_steps=0"]
+SMALL = [
+    "--set",
+    "backbone=reduced_resnet18",
+    "--set",
+    "image_size=8",
+    "--set",
+    "threads=1",
+    "--set",
+    "idle_steps=0",
+]
 
 
 def answers(port: int) -> bool:

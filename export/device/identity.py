@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import socket
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -67,8 +66,10 @@ def shows_token(authorization: str | None, token: str | None) -> bool:
     scheme, _, given = (authorization or "").partition(" ")
     secret = given.strip().encode("utf-8", "replace")
     if scheme.lower() == "basic":
-        with suppress(ValueError):
+        try:
             secret = base64.b64decode(secret, validate=True).partition(b":")[2]
+        except ValueError:
+            return False
     return scheme.lower() in ("basic", "bearer") and hmac.compare_digest(secret, token.encode())
 
 

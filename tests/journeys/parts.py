@@ -26,7 +26,16 @@ from sklearn.datasets import load_digits, load_sample_images
 OLD_WORKSPACE = ROOT / "tests" / "data" / "workspace-1.tar.xz"
 PATIENCE = 120  # seconds: two busy cores may take long
 # Small pictures and a small network: what a test learns, it learns in milliseconds.
-QUICK = ("--size", "8", "--set", "backbone=reduced_resnet18", "--set", "threads=1", "--set", "idle_steps=0")
+QUICK = (
+    "--set",
+    "image_size=8",
+    "--set",
+    "backbone=reduced_resnet18",
+    "--set",
+    "threads=1",
+    "--set",
+    "idle_steps=0",
+)
 
 
 def environment() -> dict[str, str]:
