@@ -133,10 +133,10 @@ def test_devices():
     one = machine["latency-224"]["latency"][0]
     times = one.get("wall_ms") or one["ms"]
     measured = [
-        f"{machine['device']['installation']['megabytes']:.0f}",
+        f"{machine['product']['installation']['megabytes']:.0f}",
         f"{times['onnx']['median']:.1f}",
         f"{times['int8']['median']:.1f}",
-        f"{machine['fleet']['polls']['answer_ms']['p95']:.1f}",
+        f"{machine['product']['polls']['answer_ms']['p95']:.1f}",
     ]
     assert [row[1] for row in tables()[3][2:]] == measured
 
