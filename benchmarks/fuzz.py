@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer import Option
 
+from benchmarks.devices import OWN, TOKEN, report
 from benchmarks.product import QUICK_NETWORK, free_port, running, running_app, until, write_noise
 from benchmarks.runner import Out, check_writable, circumstances, keep_with_page
 from edge_hpcr.bench.report import markdown
@@ -36,7 +37,6 @@ from edge_hpcr.common.errors import Failed, UserError, one_of
 LONGEST_SECONDS = 30.0  # on a busy machine
 AT_ONCE = 200  # examples between two looks at the clock
 SECONDS = 600.0
-TOKEN = "a-token-for-the-fuzzer"
 Parser = Callable[[Any], object]
 # Opens what is needed in a folder of its own; gives the inputs, and what reads them.
 Target = Callable[[Path, ExitStack], tuple[st.SearchStrategy[Any], Parser]]
@@ -288,13 +288,7 @@ ACTIONS: list[Any] = [
     {"do": "undo"},
     {"do": "redo"},
 ]
-REPORT = {
-    "device": "cam-1",
-    "version": 1,
-    "frames": 7,
-    "unknown": 1,
-}
-REPORT |= {"unsure_waiting": 0, "unsure_dropped": 0, "problem": None}
+REPORT: Any = json.loads(report("cam-1"))
 
 
 def fleet(folder: Path, stack: ExitStack) -> tuple[st.SearchStrategy[Any], Parser]:
@@ -304,7 +298,7 @@ def fleet(folder: Path, stack: ExitStack) -> tuple[st.SearchStrategy[Any], Parse
     port = free_port()
     where = ("--workspace", folder / "w", "--port", port, "--token", folder / "token")
     stack.enter_context(running("export", "serve", *where, log=folder / "log"))
-    own = {"Authorization": f"Bearer {TOKEN}", "Reason": "unsure"}
+    own = {**OWN, "Reason": "unsure"}
     client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=own, timeout=60))
 
     def ready() -> bool:

@@ -46,19 +46,18 @@ class PlainStep:
         columns = torch.from_numpy(labels)
         slots = self.rng.choice(len(self.memory[0]), config.replay, replace=False)
         replayed, replayed_labels, *records = (rows[slots] for rows in self.memory)
-        views = 2 if config.views else 1
         groups = [self._with_views(group) for group in (incoming, replayed)]
 
         self.network.train()
-        features = torch.cat([self.network.features(group) for group in groups if len(group)])
+        features = torch.cat([self.network.features(group) for group in groups])
         batch = Batch(
             inputs=torch.cat(groups),
             logits=self.network.logits(features),
             features=features,
-            labels=torch.cat([columns.repeat(views), replayed_labels.repeat(views)]),
+            labels=torch.cat([columns.repeat(2), replayed_labels.repeat(2)]),
             incoming_rows=len(groups[0]),
             distinct_samples=len(columns) + len(slots),
-            records=Records(*(torch.cat([rows] * views) for rows in records)),
+            records=Records(*(torch.cat([rows] * 2) for rows in records)),
             step=self.step,
             tau=config.tau,
             ids=np.zeros(len(columns), np.int64),
@@ -71,8 +70,6 @@ class PlainStep:
         return loss.item()
 
     def _with_views(self, group: Tensor) -> Tensor:
-        if not self.config.views or not len(group):
-            return group
         return torch.cat([group, torch.stack([self.view(image) for image in group])])
 
 
