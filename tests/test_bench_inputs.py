@@ -1,5 +1,8 @@
 """What a benchmark's learner sees: images, or the trunk's latents, which are computed once and kept."""
 
+import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -51,30 +54,45 @@ def test_with_a_trunk_they_are_its_latents_whether_computed_or_read(pictures):
 
 @pytest.mark.slow
 def test_what_was_computed_is_read_the_next_time_and_what_is_damaged_is_computed_again(pictures, cache):
-    Inputs(TRUNK, pictures, "cpu")[CHOSEN]
-    first, second = sorted(cache.glob("latents/*/[01].npy"))
-    np.save(first, np.full_like(np.load(first), 7))
-    second.write_bytes(second.read_bytes()[:100])
+    first = Inputs(TRUNK, pictures, "cpu")[CHOSEN]
+    (path,) = cache.glob("latents/*.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        (latent,) = db.execute("SELECT latent FROM latents WHERE id = 0").fetchone()
+        db.execute("UPDATE latents SET latent = ? WHERE id = 4", (latent,))
     again = Inputs(TRUNK, pictures, "cpu")[CHOSEN]
-    assert (again[1:] == 7).all() and not (again[0] == 7).any()
-    assert len(np.load(second)) == 3
+    assert (again[0] == first[1]).all() and (again[1:] == first[1:]).all()
+    for rest in cache.glob("latents/*"):
+        rest.unlink()
+    path.write_bytes(b"no database" * 100)
+    assert (Inputs(TRUNK, pictures, "cpu")[CHOSEN] == first).all()
 
 
 @pytest.mark.slow
-def test_only_what_is_asked_for_passes_the_trunk(pictures, cache):
+@pytest.mark.parametrize("made", ["before", "meanwhile"])
+def test_where_nothing_can_be_written_latents_stay_in_memory(pictures, cache, made):
+    if made == "before":
+        (cache / "latents").write_text("in the way")
+    seen = Inputs(TRUNK, pictures, "cpu")
+    if made == "meanwhile":
+        seen._latents._db.execute("PRAGMA query_only = ON")
+    first = seen[CHOSEN]
+    assert (first == seen[CHOSEN]).all() and first.any()
+
+
+@pytest.mark.slow
+def test_only_what_is_asked_for_passes_the_trunk(pictures, capsys):
     """Of two classes one, and of that two pictures out of three; the third when it is wanted, too."""
     seen = Inputs(TRUNK, pictures, "cpu")
     two = seen[np.array([2, 4])]
-    (path,) = cache.glob("latents/*/[01].npy")
-    assert path.stem == "1" and np.isnan(np.load(path)[:, 0, 0]).tolist() == [True, False, False]
     three = seen[np.array([1, 2, 4])]
-    assert np.array_equal(three[1:], two) and not np.isnan(three).any()
-    assert not np.isnan(np.load(path)).any()
+    assert np.array_equal(three[1:], two)
+    asked = re.findall(r"looks at (\d) pictures of class (\w)", capsys.readouterr().err)
+    assert asked == [("2", "b"), ("1", "b")]
 
 
 @pytest.mark.slow
 def test_a_benchmark_asks_for_the_pictures_of_a_task_at_once(tmp_path, capsys):
-    """Asked step by step, it would write a class's whole file for each picture."""
+    """Asked step by step, the trunk would see a few at a time, which takes longer."""
     learner = replace(
         TRUNK, method="slda", method_options={}, memory=MemoryConfig(bytes=10_000_000, codec="latent")
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_hpcr.bench import inputs as sources
-from edge_hpcr.bench import teach_report
+from edge_hpcr.bench import teach
 from edge_hpcr.bench.inputs import Pictures
 from edge_hpcr.bench.run import plain, versions
 from edge_hpcr.bench.teach import CONTESTANTS, Draw, TeachConfig
@@ -154,7 +154,7 @@ def test_the_table_says_which_differences_are_larger_than_their_paired_interval(
         for draw, share, gain in zip(range(3), draws, (-0.1, 0.0, 0.1), strict=True)
     ]
     runs.append(run("ranpac", 2, 0.8))
-    text = teach_report.table(runs)
+    text = teach.table(runs)
     assert re.search(r"ours +\| ncm +\| +\*\*\+10.0 ± 0.0\*\*", text)
     assert re.search(r"ours +\| slda +\| +\+?-?0.0 ± 24.8 \|", text)
     assert re.search(r"ours +\| ranpac +\| +\+10.0 \|", text)  # one draw says nothing of chance

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_hpcr.bench import report, teach_report
+from edge_hpcr.bench import report, teach
 from edge_hpcr.bench.datasets import DATASETS
 from edge_hpcr.bench.run_config import make_config
 from edge_hpcr.common.units import format_bytes
@@ -52,7 +52,7 @@ def test_there_are_four_tables_and_six_hundred_words():
 def test_few_labels(results: list[dict[str, Any]]):
     (contestants,) = [
         each
-        for each in teach_report.group(each for each in results if report.kind_of(each) == "teach")
+        for each in teach.group(each for each in results if report.kind_of(each) == "teach")
         if each[0].heading.startswith("cifar100: 10 classes") and len(each[0].results) == 10
     ]
     told = re.search(

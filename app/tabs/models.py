@@ -11,7 +11,7 @@ import gradio as gr
 
 from app.studio import Studio
 from app.tabs import PLAIN, QUIET, Texts, empty, saying_errors
-from edge_hpcr.commands.devices import cells
+from edge_hpcr.commands.workspace import device_cells
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import format_bytes
 from edge_hpcr.live.live_learner import LiveLearner
@@ -125,7 +125,7 @@ def devices_html(found: list[Device], kept: Pinned | None, now: float) -> str:
     order = sorted(found, key=lambda each: (not each.is_silent(now), each.problem is None, each.id))
     rows = []
     for device in order[:DEVICES_SHOWN]:
-        row = {name: escape(cell) for name, cell in cells(device, now).items()}
+        row = {name: escape(cell) for name, cell in device_cells(device, now).items()}
         if kept is not None and device.id in kept.devices:
             row["Version"] += f" (stays on v{kept.version})"
         rows.append((f'data-device="{escape(device.id)}"', row))

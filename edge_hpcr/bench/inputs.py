@@ -1,28 +1,27 @@
 """The pictures of a benchmark, and what a learner sees of them.
 
-A frozen trunk sees each picture once: what it says is kept on disk for the next run. A class's pictures are one file, in
-which rows stay empty until their pictures are asked for: a draw computes what it uses. Whoever deletes the files loses time
-and nothing else.
+A frozen trunk sees each picture once, when it is first asked for: what it says is kept on disk for the next run. Whoever
+deletes these files loses time and nothing else.
 """
 
 from __future__ import annotations
 
-import io
 import json
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 from tqdm import tqdm
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench.datasets import Dataset
 from edge_hpcr.common.errors import UserError, one_of
-from edge_hpcr.common.files import cache_folder, disk_errors, sha256, write_atomically
+from edge_hpcr.common.files import cache_folder, disk_errors, sha256
 from edge_hpcr.common.text import as_text
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.trunk_session import fastest
@@ -138,43 +137,97 @@ def timed(work: Callable[[np.ndarray], object], images: np.ndarray) -> list[floa
     return times
 
 
+class LatentFile:
+    """Latents of pictures by their indices, in half of their bytes. Several processes may use one file.
+
+    It is a cache: where the disk is full or may not be written, latents stay in memory.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._unwritten: dict[int, np.ndarray] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = _database(path)
+        except (OSError, sqlite3.OperationalError):
+            self._db = _database(":memory:")
+        except sqlite3.DatabaseError:  # damaged
+            path.unlink()
+            self._db = _database(path)
+
+    def __del__(self) -> None:
+        self._db.close()
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if i in self._unwritten:
+            return self._unwritten[i]
+        (latent,) = self._db.execute("SELECT latent FROM latents WHERE id = ?", (i,)).fetchone()
+        return np.frombuffer(latent, np.float16).reshape(self._shape)
+
+    def missing(self, chosen: np.ndarray) -> np.ndarray:
+        """Those that are not here, each once and in order."""
+        query = "SELECT 1 FROM latents WHERE id = ?"
+        left = (i for i in np.unique(chosen).tolist() if i not in self._unwritten)
+        return np.array([i for i in left if self._db.execute(query, (i,)).fetchone() is None], np.int64)
+
+    def keep(self, chosen: np.ndarray, latents: np.ndarray) -> None:
+        made = dict(zip(chosen.tolist(), latents.astype(np.float16), strict=True))
+        rows = [(i, latent.tobytes()) for i, latent in made.items()]
+        try:
+            with self._db:
+                self._db.executemany("INSERT OR REPLACE INTO latents VALUES (?, ?)", rows)
+        except sqlite3.OperationalError:
+            self._unwritten |= made
+
+
+def _database(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest, and damages nothing
+    db.execute("CREATE TABLE IF NOT EXISTS latents (id INTEGER PRIMARY KEY, latent BLOB)")
+    return db
+
+
 class Inputs:
     """The inputs of a learner's trainable part by the pictures' indices: images, or latents as the trunk made them."""
 
     def __init__(self, config: LearnerConfig, pictures: Pictures, device: str = "auto") -> None:
         self._pictures = pictures
         self._encoder = Learner(replace(config, seed=0), device)  # whose trunk is any learner's
-        trunk = self._encoder.network.backbone.trunk
-        self._trunk = trunk and fastest(trunk, config.height, config.width, self._encoder.device)
-        self._folder = self._cache()
-        self._of_class: dict[int, np.ndarray] = {}
-        self._place = np.zeros(len(pictures.labels), np.int64)  # of a picture among those of its class
-        for class_id in range(len(pictures.class_names)):
-            own = self._members(class_id)
-            self._place[own] = np.arange(len(own))
+        self._trunk: Callable[[Tensor], Tensor] | None = None
+        self._latents: LatentFile | None = None
+        if (trunk := self._encoder.network.backbone.trunk) is not None:
+            self._trunk = fastest(trunk, config.height, config.width, self._encoder.device)
+            made_of = [pictures.identity, trunk.sha256, config.height, trunk.latent_shape, LATENTS_FORMAT]
+            name = f"{pictures.name}-{sha256(json.dumps(made_of).encode())[:16]}.sqlite"
+            self._latents = LatentFile(cache_folder() / "latents" / name, (1, *trunk.latent_shape))
 
     def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
         """What a learner's `observe` and `predict` take."""
-        if self._folder is None:
+        if self._latents is None:
             return self.images(chosen)
         self.fill(chosen)
-        rows = zip(self._pictures.labels[chosen].tolist(), self._place[chosen].tolist(), strict=True)
-        return np.stack([self._of_class[class_id][place] for class_id, place in rows]).astype(np.float32)
+        return np.stack([self._latents[i] for i in chosen.tolist()]).astype(np.float32)
 
     def batches(self, chosen: np.ndarray) -> Iterator[np.ndarray]:
         """The same in portions: all test pictures' latents at once may be more than the memory holds."""
         return (self[part] for part in np.array_split(chosen, max(1, -(-len(chosen) // PORTION))))
 
     def fill(self, chosen: np.ndarray) -> None:
-        """Have these at hand: many at once, for each time writes whole files."""
-        if self._folder is None:
+        """Have the latents of these at hand: the trunk sees many at once, class by class."""
+        if self._latents is None:
             return
-        labels = self._pictures.labels[chosen]
-        wanted = {c: self._place[chosen[labels == c]] for c in np.unique(labels).tolist()}
-        missing = [c for c, places in wanted.items() if _lacking(self._of_class.get(c), places).size]
-        with tqdm(missing, "trunk", leave=False, unit="class", disable=None, dynamic_ncols=True) as bar:
+        missing = self._latents.missing(chosen)
+        labels = self._pictures.labels[missing]
+        classes = np.unique(labels).tolist()
+        with tqdm(classes, "trunk", leave=False, unit="class", disable=None, dynamic_ncols=True) as bar:
             for class_id in bar:
-                self._of_class[class_id] = self._kept(class_id, wanted[class_id])
+                own = missing[labels == class_id]
+                if bar.disable:
+                    name = f"{len(own)} pictures of class {self._pictures.class_names[class_id]}"
+                    print(f"{self._pictures.name}: the trunk looks at {name}", file=sys.stderr)
+                for part in np.array_split(own, -(-len(own) // BATCH)):
+                    self._latents.keep(part, self._encode(self.images(part)))
 
     def images(self, chosen: np.ndarray) -> np.ndarray:
         return self._pictures.prepared(chosen, self._encoder.config.height)
@@ -187,71 +240,3 @@ class Inputs:
         if self._trunk is None:
             return images
         return self._trunk(self._encoder.to_device(images)).cpu().numpy()[:, None]
-
-    def _members(self, class_id: int) -> np.ndarray:
-        return np.flatnonzero(self._pictures.labels == class_id)
-
-    def _cache(self) -> Path | None:
-        """Where the latents of these pictures are kept; None without a trunk."""
-        config, trunk = self._encoder.config, self._encoder.network.backbone.trunk
-        if trunk is None:
-            return None
-        shape = {"latent": trunk.latent_shape} if trunk.places else {}
-        facts = [
-            self._pictures.identity,
-            trunk.sha256,
-            config.height,
-            config.width,
-            LATENTS_FORMAT,
-            shape,
-        ]
-        key = sha256(json.dumps(facts).encode())[:16]
-        backbone = config.backbone.replace(":", "_").replace("/", "_")
-        return cache_folder() / "latents" / f"{self._pictures.name}-{backbone}-{config.height}-{key}"
-
-    def _kept(self, class_id: int, places: np.ndarray) -> np.ndarray:
-        """A class's latents, from the disk or for it, with those of these pictures at the least."""
-        assert self._folder is not None
-        path = self._folder / f"{class_id}.npy"
-        latents = _read(path)
-        if latents is not None and len(latents) != len(self._members(class_id)):
-            latents = None
-        lacking = _lacking(latents, places)
-        if lacking.size or latents is None:
-            if not sys.stderr.isatty():  # where there is no bar to see
-                name = f"{len(lacking)} pictures of class {self._pictures.class_names[class_id]}"
-                print(f"{self._pictures.name}: the trunk looks at {name}", file=sys.stderr)
-            latents = self._computed(class_id, lacking, latents)
-            with suppress(OSError):  # a disk that is full or may not be written
-                self._folder.mkdir(parents=True, exist_ok=True)
-                _write(path, latents)
-        return latents
-
-    def _computed(self, class_id: int, places: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-        """The latents of a class with those at these places; a row that nobody has asked for is not a number."""
-        own = self._members(class_id)
-        parts = np.array_split(own[places], -(-len(places) // BATCH))
-        # Half of the bytes; the memory keeps even less.
-        made = np.concatenate([self._encode(self.images(part)).astype(np.float16) for part in parts])
-        whole = np.full((len(own), *made.shape[1:]), np.nan, np.float16) if known is None else np.array(known)
-        whole[places] = made
-        return whole
-
-
-def _lacking(latents: np.ndarray | None, places: np.ndarray) -> np.ndarray:
-    """Which of these rows are not computed yet."""
-    places = np.unique(places)
-    return places if latents is None else places[np.isnan(latents[places].reshape(len(places), -1)[:, 0])]
-
-
-def _read(path: Path) -> np.ndarray | None:
-    try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # not made yet, or cut short by a power failure
-        return None
-
-
-def _write(path: Path, array: np.ndarray) -> None:
-    file = io.BytesIO()
-    np.save(file, array)
-    write_atomically(path, file.getvalue(), durable=False)

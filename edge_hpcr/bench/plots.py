@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from edge_hpcr.bench import metrics
 from edge_hpcr.bench.report import Group, by
-from edge_hpcr.bench.teach_report import Lessons
+from edge_hpcr.bench.teach import Lessons
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; its yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -46,7 +46,7 @@ def run_on_ray(
         task = ray.remote(
             max_calls=1,
             max_retries=MOST_LOSSES,
-            retry_exceptions=[Interrupted],  # a node that is told to go lets its runs save themselves
+            retry_exceptions=[Interrupted],  # of a node that was told to go
             num_gpus=gpus,
         )(work)
         flying = {
@@ -59,10 +59,8 @@ def run_on_ray(
                     yield _ending(ray, ref, flying.pop(ref))
                 yield None
         finally:
-            begun = ray.get(home.stop.remote()) if flying else set()
-            for ref in [ref for ref, run in flying.items() if run.name not in begun]:
-                ray.cancel(ref)
-                del flying[ref]
+            for ref in flying:
+                ray.cancel(ref, recursive=False)  # as Ctrl-C: a run that has begun saves itself
             if flying:
                 ray.wait(list(flying), num_returns=len(flying), timeout=STOP_SECONDS)
 
@@ -128,21 +126,12 @@ def _make_home(ray: Any, out: Path) -> Any:
 
 
 class Home:
-    """An actor on the sweep's own machine: keeps what runs send in the result folder, and says when to stop."""
+    """An actor on the sweep's own machine: keeps what runs send in the result folder."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._stopping = False
         self._begun: dict[str, ExitStack] = {}  # with the lock of each
         self._continued: set[str] = set()
-
-    def stop(self) -> set[str]:
-        """Ask all runs to save themselves; returns the names of those that have begun."""
-        self._stopping = True
-        return set(self._begun)
-
-    def is_stopping(self) -> bool:
-        return self._stopping
 
     def begin(self, run: RunConfig) -> dict[str, bytes] | None:
         """The files of its checkpoint, if there is one. Until it ends no other process may make this run."""
@@ -178,7 +167,7 @@ def work(run: RunConfig, root: Path, home: Any, version: str) -> tuple[str, str,
     with tempfile.TemporaryDirectory(prefix="edge-hpcr-", ignore_cleanup_errors=True) as folder:
         state, cause = outcome(lambda: AwayRun(run, Path(folder), root, home).fetch_and_run())
     continued = ask(home, "end", run)
-    if state == INTERRUPTED and not ask(home, "is_stopping"):
+    if state == INTERRUPTED:
         raise Interrupted
     return state, cause, continued
 
@@ -195,7 +184,7 @@ def check_node(dataset: str, root: Path, version: str) -> None:
 
 
 class AwayRun(Run):
-    """A run that sends home what it saves, and is asked from there to stop."""
+    """A run that sends home what it saves."""
 
     def __init__(self, config: RunConfig, out: Path, root: Path, home: Any) -> None:
         super().__init__(config, out, root)
@@ -210,10 +199,6 @@ class AwayRun(Run):
     def save(self) -> None:
         super().save()
         ask(self._home, "keep", self.config, checkpoint.pack(self.checkpoint_path))
-
-    def show_progress(self) -> None:
-        """Every few seconds; nobody reads it here."""
-        self.stop_requested = self.stop_requested or ask(self._home, "is_stopping")
 
 
 def ask(home: Any, method: str, *what: Any) -> Any:

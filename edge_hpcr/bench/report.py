@@ -530,7 +530,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Any], tuple[Hashable, ...]]:
     """A result of which tables can be made, and what no other may have in common with it."""
-    from edge_hpcr.bench import teach_report  # here, because it builds on this module
+    from edge_hpcr.bench import teach  # here, because it builds on this module
 
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -538,8 +538,8 @@ def _read(path: Path) -> tuple[dict[str, Any], tuple[Hashable, ...]]:
             paper_analyses().section(result)
             return result, ("analysis", result["analysis"], result["version"])
         if kind_of(result) == "teach":
-            teach_report.section([teach_report.Lessons((result,))])
-            return result, (teach_report.lesson_key(result), result["seed"], result["draw"])
+            teach.section([teach.Lessons((result,))])
+            return result, (teach.lesson_key(result), result["seed"], result["draw"])
         one = Group((result,))
         section([one])
         return result, (*one.key, result["seed"])

@@ -8,13 +8,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from edge_hpcr.bench import datasets as data
-from edge_hpcr.bench.local_runner import of_disk
 from edge_hpcr.bench.report import paper_analyses
-from edge_hpcr.bench.run import Interrupted
-from edge_hpcr.commands.cli import DatasetRoot, Device, ResultFolder, Threads, continues, make_writable, table
-from edge_hpcr.common.errors import Failed, UserError
+from edge_hpcr.commands.cli import DatasetRoot, Device, ResultFolder, Threads, make_writable, table
+from edge_hpcr.commands.sweep import stoppable
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, write_atomically
-from edge_hpcr.learner import checkpoint
 
 EXAMPLES = """
 examples:
@@ -55,15 +53,9 @@ def analyse(
     for folder in (runs, out):
         make_writable(folder)
     data.load(settings.dataset, root)  # missing data: say so before anything is learned
-    try:
+    with stoppable():
         needed = analyses.Runs(runs, root, threads, device)
         result = chosen.result("paper" if paper else "small", settings, needed)
-    except (Interrupted, KeyboardInterrupt):
-        print(f"stopped and saved; {continues(False)}", file=sys.stderr)
-        return 1
-    except (OSError, checkpoint.CannotWrite) as error:
-        why = of_disk(error) if isinstance(error, OSError) else str(error)
-        raise Failed(f"{why}; {continues(False)}") from error
     path = out / f"{analyses.title_of(result)}.json"
     with disk_errors(f"cannot write {path}"):
         write_atomically(path, json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n")

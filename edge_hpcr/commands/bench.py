@@ -1,9 +1,7 @@
 """`python -m edge_hpcr bench`: from the command line to runs, one process per seed."""
 
-import os
-import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +9,8 @@ from typer import Context, Option
 
 from edge_hpcr.bench import datasets as data
 from edge_hpcr.bench import report
-from edge_hpcr.bench.local_runner import BEGUN, DONE, INTERRUPTED, WRONG_INPUT, outcome, run_here
-from edge_hpcr.bench.run import Run, finished_result, forget, interrupt, on_stop_signal
+from edge_hpcr.bench.local_runner import DONE, Event, run_here
+from edge_hpcr.bench.run import Run, finished_result
 from edge_hpcr.bench.run_config import DEFAULT_BUFFER, LEARNER_OPTIONS, RunConfig, make_config
 from edge_hpcr.commands import analyse, teach
 from edge_hpcr.commands.cli import (
@@ -22,12 +20,10 @@ from edge_hpcr.commands.cli import (
     ResultFolder,
     Threads,
     at_most_one,
-    continues,
     examples,
-    make_writable,
     new_commands,
-    say,
 )
+from edge_hpcr.commands.sweep import Start, default_jobs, make
 from edge_hpcr.common.units import parse_setting
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.learner import LearnerConfig
@@ -119,23 +115,13 @@ def bench(
     if context.invoked_subcommand:
         return 0
     runs = _runs(context.params)
-    make_writable(out)
-    data.load(runs[0].dataset, root)  # missing or damaged data: say so once, not once a process
-    for run in runs if fresh else []:
-        forget(run, out)
-    waiting = [run for run in runs if finished_result(run, out) is None]
-    for run in runs:
-        if run not in waiting:
-            told = f"{run.name}: finished earlier, in {out / run.name}.json (--fresh runs it again)"
-            print(told, file=sys.stderr)
-    with on_stop_signal(interrupt):
-        states = _run_all(waiting, out, root, jobs or max(1, (os.cpu_count() or 1) // threads))
-    if WRONG_INPUT in states:
-        return 2
-    if states - {DONE}:
-        how = "stopped and saved" if INTERRUPTED in states else "a run died"
-        print(f"{how}; {continues(fresh)}", file=sys.stderr)
-        return 1
+    start: Start
+    if len(runs) == 1:
+        start = partial(_run_alone, out=out, root=root)
+    else:
+        start = partial(run_here, out=out, root=root, jobs=jobs or default_jobs(runs))
+    if code := make(runs, out, root, fresh, start):
+        return code
     results = [result for run in runs if (result := finished_result(run, out)) is not None]
     print(report.table(results))
     return 0
@@ -158,21 +144,8 @@ def _runs(options: Mapping[str, Any]) -> list[RunConfig]:
     return [make_config(seed=seed, settings=settings, **given) for seed in seeds]
 
 
-def _run_all(runs: list[RunConfig], out: Path, root: Path | None, jobs: int) -> set[str]:
-    """How they ended; each cause is said once, for several seeds may end alike."""
-    if len(runs) == 1:
-        state, cause = outcome(Run(runs[0], out, root).run)
-        states, causes = {state}, {cause}
-    else:
-        states, causes = set[str](), set[str]()
-        try:
-            with closing(run_here(runs, out, root, jobs)) as events:
-                for event in filter(None, events):
-                    if event.state != BEGUN:
-                        states.add(event.state)
-                        causes.add(event.cause)
-        except KeyboardInterrupt:
-            states.add(INTERRUPTED)
-    for cause in sorted(causes - {""}):
-        say(cause)
-    return states
+def _run_alone(runs: Sequence[RunConfig], out: Path, root: Path | None) -> Generator[Event]:
+    """In this process, with its progress bar; what goes wrong is raised."""
+    for run in runs:
+        Run(run, out, root).run()
+        yield Event(run, DONE)

@@ -23,7 +23,7 @@ from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.files import disk_errors
 
 HELP_WIDTH = 110
-WORKSPACE = "edge_hpcr.commands.workspace"
+WORKSPACE, FETCH = "edge_hpcr.commands.workspace", "edge_hpcr.commands.fetch"
 # Where each command is, and what it is for. Those of the app and the export (`learn` publishes, too) are named here and
 # not imported: they build on this package, not the other way round.
 COMMANDS = {
@@ -38,14 +38,14 @@ COMMANDS = {
     "backup": (WORKSPACE, "copy a workspace to one file, also while it learns"),
     "restore": (WORKSPACE, "make a workspace from such a file"),
     "retrunk": ("edge_hpcr.commands.retrunk", "learn a workspace's labels again with another network"),
-    "devices": ("edge_hpcr.commands.devices", "list the devices that use a workspace's models"),
+    "devices": (WORKSPACE, "list the devices that use a workspace's models"),
     "app": ("app.__main__", "teach on a web page"),
     "export": ("export.__main__", "publish models for devices"),
     "bench": ("edge_hpcr.commands.bench", "run a split benchmark"),
     "sweep": ("edge_hpcr.commands.sweep", "make many runs, on this machine or on a Ray cluster"),
     "report": ("edge_hpcr.commands.report", "make tables and plots of finished runs"),
-    "data": ("edge_hpcr.commands.data", "fetch datasets, and list them"),
-    "weights": ("edge_hpcr.commands.weights", "fetch the weights of pre-trained networks"),
+    "data": (FETCH, "fetch datasets, and list them"),
+    "weights": (FETCH, "fetch the weights of pre-trained networks"),
 }
 
 # Options and arguments that several commands have.
@@ -63,12 +63,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="forget an earlier run of t
 
 def say(sentence: str) -> None:
     """What is said beside a command's answer."""
-    print(f"edge_hpcr: {sentence}", file=sys.stderr)
-
-
-def continues(fresh: bool) -> str:
-    """How runs go on that were stopped."""
-    return f"the same command{' without --fresh' if fresh else ''} continues"
+    print(f"edge_hpcr: {sentence}", file=sys.stderr, flush=True)
 
 
 def new_commands(**options: Any) -> typer.Typer:

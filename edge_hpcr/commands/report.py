@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from typer import Argument, Option
 
-from edge_hpcr.bench import methods_page, teach_report
+from edge_hpcr.bench import methods_page, teach
 from edge_hpcr.bench import report as tables
 from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
@@ -43,9 +43,8 @@ def report(
     out: Annotated[
         Path | None,
         Option(
-            metavar="DIR|FILE.md",
-            help="write pages: results on test images, choices on held-out ones, methods with a verdict, analyses; "
-            "or one page with all tables",
+            metavar="DIR",
+            help="write pages: results on test images, choices on held-out ones, methods with a verdict, analyses",
         ),
     ] = None,
     table: Annotated[Path | None, Option(metavar="FILE.csv", help="write a table with a row per run")] = None,
@@ -61,22 +60,16 @@ def report(
         )
     kinds = tables.by(found.values(), tables.kind_of)
     groups = tables.group(kinds.get("", []))
-    taught = teach_report.group(kinds.get("teach", []))
+    taught = teach.group(kinds.get("teach", []))
     analysed = kinds.get("analysis", [])
     sections = _sections(groups, taught, analysed)
     print("\n\n".join(each.text for each in sections))
-    one_page = out is not None and out.suffix == ".md"
-    folder = folders[0] if out is None else out.parent if one_page else out
-    drawn = _draw(groups, taught, folder / "plots")
+    drawn = _draw(groups, taught, (out or folders[0]) / "plots")
     if table:
         with disk_errors(f"cannot write {table}", "choose another file with --table"):
             tables.write_runs(found, table)
         print(f"table: {table}", file=sys.stderr)
-    if out and one_page:
-        with disk_errors(f"cannot write {out}", "choose another file with --out"):
-            out.write_text(_page("", sections, drawn, set()), encoding="utf-8")
-        print(f"page: {out}", file=sys.stderr)
-    elif out:
+    if out:
         explained = {one.explanation for one in sections if one.page == RESULTS}
         pages = {
             name: _page(name, own, drawn, explained)
@@ -94,7 +87,7 @@ def report(
 
 def _sections(
     groups: Sequence[tables.Group],
-    taught: Sequence[list[teach_report.Lessons]],
+    taught: Sequence[list[teach.Lessons]],
     analysed: list[dict[str, object]],
 ) -> list[Section]:
     found = [
@@ -103,7 +96,7 @@ def _sections(
     ]
     for each in taught:
         page = CHOICES if each[0].validates else RESULTS
-        found.append(Section(each[0].heading, teach_report.section(each), teach_report.EXPLANATION, page))
+        found.append(Section(each[0].heading, teach.section(each), teach.EXPLANATION, page))
     if analysed:
         paper = tables.paper_analyses()
         for one in paper.ordered(analysed):
@@ -115,7 +108,7 @@ def _page(
     name: str, sections: Sequence[Section], drawn: Sequence[tuple[str, str, str]], explained: set[str]
 ) -> str:
     """The sections of one page under its title, with their plots; what is explained once is not explained again."""
-    parts = [f"# {TITLES.get(name, 'Results')}"]
+    parts = [f"# {TITLES[name]}"]
     for section in sections:
         elsewhere = name == CHOICES and section.explanation in explained
         explanation = EXPLAINED if elsewhere else section.explanation
@@ -128,7 +121,7 @@ def _page(
 
 
 def _draw(
-    groups: Sequence[tables.Group], taught: Sequence[list[teach_report.Lessons]], folder: Path
+    groups: Sequence[tables.Group], taught: Sequence[list[teach.Lessons]], folder: Path
 ) -> list[tuple[str, str, str]]:
     """A plot for each that was tested on test images: the section it belongs to, what it shows, and its file beside a page."""
     from edge_hpcr.bench import plots  # here, because `bench` and the others need not wait for matplotlib

@@ -1,33 +1,34 @@
 """`python -m edge_hpcr sweep`: many runs of the benchmark, on this machine or on a Ray cluster."""
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from typer import Argument, Option
 
 from edge_hpcr.bench import datasets as data
-from edge_hpcr.bench.local_runner import BEGUN, DONE, INTERRUPTED, Event, run_here
+from edge_hpcr.bench.local_runner import BEGUN, DONE, INTERRUPTED, WRONG_INPUT, Event, of_disk, run_here
 from edge_hpcr.bench.ray_runner import run_on_ray
-from edge_hpcr.bench.run import finished_result, forget, interrupt, on_stop_signal
+from edge_hpcr.bench.run import Interrupted, finished_result, forget, interrupt, on_stop_signal
 from edge_hpcr.bench.run_config import RunConfig
 from edge_hpcr.bench.sweep import read
 from edge_hpcr.commands.cli import (
     DatasetRoot,
     Fresh,
     ResultFolder,
-    continues,
     examples,
     make_writable,
     new_commands,
+    say,
 )
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.learner import checkpoint
 
+Start: TypeAlias = Callable[[list[RunConfig]], Generator[Event | None]]
 EXAMPLES = """
 examples:
   python -m edge_hpcr sweep benchmarks/sweeps/cifar10-200.yaml         a cell of the paper's table, every method
@@ -60,52 +61,73 @@ def sweep(
     if dry_run:
         _list_runs(runs, out)
         return 0
+    start: Start
+    if ray is None:
+        start = partial(run_here, out=out, root=root, jobs=jobs or default_jobs(runs), quiet=True)
+    else:
+        place = (root or data.default_root()).resolve()
+        start = partial(run_on_ray, out=out, root=place, address=ray, gpus=gpus)
+    return make(runs, out, root, fresh, start)
+
+
+def default_jobs(runs: Sequence[RunConfig]) -> int:
+    """As many as have a core for each of their threads."""
+    return max(1, (os.cpu_count() or 1) // max(run.threads for run in runs))
+
+
+def make(runs: Sequence[RunConfig], out: Path, root: Path | None, fresh: bool, start: Start) -> int:
+    """Make those of the runs that are not finished, with a line for each that ends; returns the exit code."""
     make_writable(out)
     for name in dict.fromkeys(run.dataset for run in runs):
         data.load(name, root)  # missing or damaged data: said once, before anything runs
     for run in runs if fresh else []:
         forget(run, out)
     left = [run for run in runs if finished_result(run, out) is None]
-    if ray is None:
-        most = max(run.threads for run in runs)
-        events = run_here(left, out, root, jobs or max(1, (os.cpu_count() or 1) // most), quiet=True)
-    else:
-        events = run_on_ray(left, out, (root or data.default_root()).resolve(), ray, gpus)
-    return _make(len(runs), len(runs) - len(left), events, out, continues(fresh))
-
-
-def _make(count: int, done: int, events: Generator[Event | None], out: Path, how: str) -> int:
-    """Make the runs, with a line for each that ends; returns the exit code. `how` says what to do to continue."""
-    failed = 0
+    done, failed, wrong = len(runs) - len(left), 0, 0
     if done:
-        _say(f"{done} of {count} runs are done already")
-    try:
-        with on_stop_signal(interrupt), closing(events):
-            for event in filter(None, events):
-                name = event.run.name
-                if event.continued:
-                    _say(f"{name}: continued from its checkpoint")
-                if event.state == DONE:
-                    done += 1
-                    result = finished_result(event.run, out)
-                    assert result is not None
-                    _say(f"{name}: done, accuracy {result['A_T']:.1%}; {done} of {count} runs done")
-                elif event.state == INTERRUPTED:  # by somebody else
-                    _say(f"{name}: it was stopped, and saved itself")
-                elif event.state != BEGUN:
-                    failed += 1
-                    _say(f"{name}: failed: {event.cause}")
-    except KeyboardInterrupt:
-        _say(f"stopped and saved; {how}")
-        return 1
+        say(f"{done} of {len(runs)} runs finished earlier (--fresh makes them again)")
+    with stoppable(fresh), on_stop_signal(interrupt), closing(start(left)) as events:
+        for event in filter(None, events):
+            name = event.run.name
+            if event.continued:
+                say(f"{name}: continued from its checkpoint")
+            if event.state == DONE:
+                done += 1
+                result = finished_result(event.run, out)
+                assert result is not None
+                say(f"{name}: done, accuracy {result['A_T']:.1%}; {done} of {len(runs)} runs done")
+            elif event.state == INTERRUPTED:  # by somebody else
+                say(f"{name}: it was stopped, and saved itself")
+            elif event.state != BEGUN:
+                failed += 1
+                wrong += event.state == WRONG_INPUT
+                say(f"{name}: failed: {event.cause}")
     if failed:
-        _say(f"{failed} of {count} runs failed; {how} them")
-    _say(f"{done} of {count} runs are done")
-    return 0 if done == count else 1
+        say(f"{failed} of {len(runs)} runs failed; {again(fresh)} them")
+    if wrong == len(runs):
+        return 2
+    return 0 if done == len(runs) else 1
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def again(fresh: bool) -> str:
+    """How runs go on that were stopped."""
+    return f"the same command{' without --fresh' if fresh else ''} continues"
+
+
+@contextmanager
+def stoppable(fresh: bool = False) -> Iterator[None]:
+    """Say in one line what stopped runs, and that they continue."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        why = "stopped and saved"
+    except checkpoint.CannotWrite as error:
+        why = str(error)
+    except OSError as error:
+        why = of_disk(error)
+    else:
+        return
+    raise Failed(f"{why}; {again(fresh)}")
 
 
 def _list_runs(runs: list[RunConfig], out: Path) -> None:

@@ -10,10 +10,9 @@ from tqdm import tqdm
 from typer import Option
 
 from edge_hpcr.bench import inputs as sources
-from edge_hpcr.bench import teach_report
 from edge_hpcr.bench.inputs import Pictures
 from edge_hpcr.bench.run import finished_result
-from edge_hpcr.bench.teach import CONTESTANTS, FROM_SCRATCH, TeachConfig, label_counts, run
+from edge_hpcr.bench.teach import CONTESTANTS, FROM_SCRATCH, TeachConfig, label_counts, run, table
 from edge_hpcr.commands.cli import DatasetRoot, Device, Fresh, ResultFolder, Threads, make_writable
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.common.units import parse_setting
@@ -108,7 +107,7 @@ def teach(
         for draw in range(draws)
         for contestant in names
     ]
-    print(teach_report.table(_run_all(runs, pictures, out, fresh)))
+    print(table(_run_all(runs, pictures, out, fresh)))
     return 0
 
 

