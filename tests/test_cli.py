@@ -20,7 +20,7 @@ DIGITS = ["bench", "--dataset", "digits"]
         # unknown names list the known ones
         ([*DIGITS, "--set", "gamma=3"], "alpha"),
         # what contradicts itself, or is of another type
-        ([*DIGITS, "--buffer", "200", "--budget", "1MB"], "--budget is not allowed with --buffer"),
+        ([*DIGITS, "--buffer", "200", "--budget", "1MB"], "both a buffer and a budget"),
         ([*DIGITS, "--backbone", "efficientnet_lite0", "--codec", "raw"], "latent"),
         ([*DIGITS, "--set", "lr=fast"], "float"),
         ([*DIGITS, "--budget", "1KB"], "1000 bytes"),

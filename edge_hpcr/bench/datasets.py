@@ -160,11 +160,31 @@ def is_here(name: str, root: Path | None = None) -> bool:
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
-    """A dataset that is on this machine, checked against the hashes stored with it."""
+    """A dataset that is on this machine, checked against the hashes stored with it.
+
+    An error names the file that is missing or damaged, and the command that fetches it.
+    """
     if info(name).built_in:
         return _digits()
     command = f"`python -m edge_hpcr data get {name}{'' if root is None else f' --root {root}'}`"
-    return read(root or default_root(), name, command)
+    folder = (root or default_root()) / name
+    if not folder.exists():
+        raise UserError(f"{folder}: no such dataset; fetch it with {command}", code="not-fetched")
+    loaded: dict[str, Any] = {}
+    path = folder / META
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        DATASET.is_old(meta["format"], path, meta["version"])  # refuses a newer one
+        names = tuple(meta["class_names"])
+        for key in ARRAYS:
+            path = folder / f"{key}.npy"
+            if sha256(path) != meta["files"][path.name]["sha256"]:
+                raise ValueError("its content is not the one that was stored")
+            # Mapped, so that seeds running in parallel share one copy; "c" lets a caller write to its own pages.
+            loaded[key] = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: missing or damaged ({error}); fetch it again with {command}") from error
+    return Dataset(name=name, class_names=names, **loaded)
 
 
 def _digits() -> Dataset:
@@ -241,28 +261,6 @@ def write(root: Path, name: str, arrays: Dataset, source: str) -> Path:
             target.rename(replaced)
         temporary.rename(target)
     return target
-
-
-def read(root: Path, name: str, command: str) -> Dataset:
-    """A dataset from the root, checked; an error names the file that is missing or damaged, and `command` to fetch it."""
-    folder = root / name
-    if not folder.exists():
-        raise UserError(f"{folder}: no such dataset; fetch it with {command}", code="not-fetched")
-    loaded: dict[str, Any] = {}
-    path = folder / META
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        DATASET.is_old(meta["format"], path, meta["version"])  # refuses a newer one
-        names = tuple(meta["class_names"])
-        for key in ARRAYS:
-            path = folder / f"{key}.npy"
-            if sha256(path) != meta["files"][path.name]["sha256"]:
-                raise ValueError("its content is not the one that was stored")
-            # Mapped, so that seeds running in parallel share one copy; "c" lets a caller write to its own pages.
-            loaded[key] = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: missing or damaged ({error}); fetch it again with {command}") from error
-    return Dataset(name=name, class_names=names, **loaded)
 
 
 # The sources ----------------------------------------------------------------------------------------------------------

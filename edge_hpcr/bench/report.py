@@ -11,7 +11,7 @@ import importlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
 from types import ModuleType
@@ -174,15 +174,12 @@ def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item
     return found
 
 
-@dataclass(frozen=True)
 class Together:
     """Finished runs that differ in nothing but the seed."""
 
-    results: tuple[dict[str, Any], ...]
-
-    @property
-    def n(self) -> str:
-        return str(len(self.results))
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        self.results = tuple(sorted(results, key=lambda run: (run["seed"], run.get("draw"))))
+        self.n = str(len(self.results))
 
     def mean(self, *path: str) -> float:
         """Over the runs, of a number in the result."""
@@ -196,64 +193,26 @@ class Together:
 class Group(Together):
     """The runs of `bench` of one setting."""
 
-    @property
-    def dataset(self) -> str:
-        return self.results[0]["dataset"]
-
-    @property
-    def method(self) -> str:
-        return self.results[0]["method"]
-
-    @property
-    def seeds(self) -> str:
-        return ", ".join(str(result["seed"]) for result in self.results)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.dataset, self.name
-
-    @cached_property
-    def deviations(self) -> dict[str, Any]:
-        return deviations(self.results[0])
-
-    @property
-    def differing(self) -> dict[str, Any]:
-        """The deviations that forbid a comparison with the paper's value."""
-        return {key: value for key, value in self.deviations.items() if key not in _NOT_THE_PAPERS_CONCERN}
-
-    @property
-    def conditions(self) -> str:
-        """Under which tasks and on which images it was tested: only runs that agree in it compare."""
-        return notes({key: value for key, value in self.deviations.items() if key in _CONDITIONS})
-
-    @property
-    def title(self) -> str:
-        settings = self.deviations
-        if methods.method_class(self.method).from_description:
-            settings = {"built from descriptions": True} | settings
-        return f"{self.method} ({notes(settings)})" if settings else self.method
-
-    @property
-    def has_budget(self) -> bool:
-        return has_budget(self.method)
-
-    @property
-    def _memory(self) -> dict[str, Any]:
-        return self.results[0]["config"]["learner"]["memory"]
-
-    @property
-    def memory(self) -> str:
-        if not self.has_budget:
-            return "none"
-        kept = self._memory
-        size = f"{kept['samples']} samples" if kept["bytes"] is None else _exact_bytes(kept["bytes"])
-        if kept["codec"] in ("webp", "jpeg"):
-            return f"{size}, {kept['codec']} {kept['quality']}"
-        return size if kept["codec"] == "raw" else f"{size}, {kept['codec']}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.title}, {self.memory}" if self.has_budget else self.title
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        super().__init__(results)
+        first = self.results[0]
+        self.dataset: str = first["dataset"]
+        self.method: str = first["method"]
+        self.seeds = ", ".join(str(result["seed"]) for result in self.results)
+        self.validates = bool(first["config"]["validation"])  # tested on held-out training images
+        self.deviations = deviations(first)
+        # Those that forbid a comparison with the paper's value.
+        self.differing = {k: v for k, v in self.deviations.items() if k not in _NOT_THE_PAPERS_CONCERN}
+        # Under which tasks and on which images it was tested: only runs that agree in it compare.
+        self.conditions = notes({k: v for k, v in self.deviations.items() if k in _CONDITIONS})
+        self.precision = str(self.deviations.get("compute", LearnerConfig.compute))
+        self.has_budget = has_budget(self.method)
+        self._memory = first["config"]["learner"]["memory"]
+        self.memory = _memory_text(self._memory) if self.has_budget else "none"
+        described = methods.method_class(self.method).from_description
+        settings = ({"built from descriptions": True} if described else {}) | self.deviations
+        self.title = f"{self.method} ({notes(settings)})" if settings else self.method
+        self.name = f"{self.title}, {self.memory}" if self.has_budget else self.title
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -293,15 +252,6 @@ class Group(Together):
         return Estimate.of(found) if len(found) == len(self.results) else Estimate()
 
     @property
-    def precision(self) -> str:
-        return str(self.deviations.get("compute", LearnerConfig.compute))
-
-    @property
-    def validates(self) -> bool:
-        """Whether it was tested on held-out training images."""
-        return bool(self.results[0]["config"]["validation"])
-
-    @property
     def learner_bytes(self) -> float | None:
         counted = [run["learner_bytes"]["total"] for run in self.results if "learner_bytes" in run]
         return sum(counted) / len(counted) if counted else None
@@ -326,11 +276,21 @@ class Group(Together):
         return len(gains), Estimate.of(gains)
 
 
+def _memory_text(kept: dict[str, Any]) -> str:
+    size = f"{kept['samples']} samples" if kept["bytes"] is None else _exact_bytes(kept["bytes"])
+    if kept["codec"] in ("webp", "jpeg"):
+        return f"{size}, {kept['codec']} {kept['quality']}"
+    return size if kept["codec"] == "raw" else f"{size}, {kept['codec']}"
+
+
 def group(results: Iterable[dict[str, Any]]) -> list[Group]:
     """Runs that differ in nothing but the seed, together; in the order in which a reader wants them."""
-    together = by(results, lambda result: Group((result,)).key).values()
-    groups = [Group(tuple(sorted(runs, key=lambda run: run["seed"]))) for runs in together]
-    return sorted(groups, key=lambda one: one.order)
+    together = by(results, lambda result: _key(Group([result]))).values()
+    return sorted(map(Group, together), key=lambda one: one.order)
+
+
+def _key(one: Group) -> tuple[str, str]:
+    return one.dataset, one.name
 
 
 # Tables ----------------------------------------------------------------------------------------------------------------
@@ -494,7 +454,7 @@ def write_runs(found: Mapping[Path, dict[str, Any]], path: Path) -> None:
 
 
 def _run_row(file: Path, result: dict[str, Any]) -> dict[str, Any]:
-    one = Group((result,))
+    one = Group([result])
     settings = {key: value for key, value in one.deviations.items() if key not in ("compute", *_CONDITIONS)}
     live, averaged, versions = result.get("live"), result["ema"], result["versions"]
     return {
@@ -538,11 +498,11 @@ def _read(path: Path) -> tuple[dict[str, Any], tuple[Hashable, ...]]:
             paper_analyses().section(result)
             return result, ("analysis", result["analysis"], result["version"])
         if kind_of(result) == "teach":
-            teach.section([teach.Lessons((result,))])
+            teach.section([teach.Lessons([result])])
             return result, (teach.lesson_key(result), result["seed"], result["draw"])
-        one = Group((result,))
+        one = Group([result])
         section([one])
-        return result, (*one.key, result["seed"])
+        return result, (*_key(one), result["seed"])
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
         why = str(error) if isinstance(error, UserError) else repr(error)
     raise UserError(f"{path}: damaged, of another version, or not a result of `bench` ({why})")

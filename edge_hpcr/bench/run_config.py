@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from edge_hpcr.bench import datasets as data
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, first_of
 from edge_hpcr.common.units import parse_bytes, parse_setting
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.augment import strength
@@ -198,9 +198,7 @@ def make_config(
     try:
         return Choices(**given).run_config()
     except ValidationError as error:
-        (wrong, *_) = error.errors()
-        name = ".".join(str(part) for part in wrong["loc"])
-        raise UserError(f"{name} {wrong['input']!r}: {wrong['msg']}", code="value") from None
+        raise UserError(first_of(error), code="value") from None
 
 
 def _check_types(options: dict[str, Any], config: type) -> None:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from edge_hpcr.bench import report
 from edge_hpcr.bench.run_config import RunConfig, has_budget, make_config
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import UserError, first_of
 from edge_hpcr.common.files import read_regular
 from edge_hpcr.learner import methods
 
@@ -87,7 +87,6 @@ def read(path: Path) -> list[RunConfig]:
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}", code="yaml") from None
     except ValidationError as error:
-        (wrong, *_) = error.errors()
-        raise UserError(f"{path}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        raise UserError(f"{path}: {first_of(error)}") from None
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code) from None

@@ -255,44 +255,20 @@ def _percentiles(seconds: Any) -> dict[str, float]:
 class Lessons(Together):
     """One contestant's runs, which differ in nothing but the draw."""
 
-    @property
-    def _config(self) -> dict[str, Any]:
-        return self.results[0]["config"]
-
-    @property
-    def title(self) -> str:
-        """The contestant, and what sets its settings apart."""
-        return (
-            f"{self._config['contestant']} ({self.setting})" if self.setting else self._config["contestant"]
-        )
-
-    @property
-    def setting(self) -> str:
-        return self._config["label"].removeprefix("validation").strip("-")
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """Lessons compare if they agree in these."""
-        return tuple(str(self._config[key]) for key in _CONDITIONS)
-
-    @property
-    def heading(self) -> str:
-        config = self._config
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        super().__init__(results)
+        config = self.results[0]["config"]
+        self.setting = config["label"].removeprefix("validation").strip("-")  # what sets it apart
+        self.title = f"{config['contestant']} ({self.setting})" if self.setting else config["contestant"]
+        self.order = CONTESTANTS.index(config["contestant"]), self.title
+        self.conditions = tuple(
+            str(config[key]) for key in _CONDITIONS
+        )  # lessons compare if they agree in these
+        self.counts: list[int] = config["labels"]
+        # Whether its pictures were training pictures.
+        self.validates = "-train" in config["pictures"] or "train-pictures" in config["source"]
         source = config["source"] + (" (training pictures)" if config["pictures"].endswith("-train") else "")
-        return f"{source}: {config['classes']} classes per draw, {ONE_ORDER.replace('_', ' ')}"
-
-    @property
-    def validates(self) -> bool:
-        """Whether its pictures were training pictures."""
-        return "-train" in self._config["pictures"] or "train-pictures" in self._config["source"]
-
-    @property
-    def counts(self) -> list[int]:
-        return self._config["labels"]
-
-    @property
-    def order(self) -> tuple[int, str]:
-        return CONTESTANTS.index(self._config["contestant"]), self.title
+        self.heading = f"{source}: {config['classes']} classes per draw, {ONE_ORDER.replace('_', ' ')}"
 
     def accuracies(self, labels: int) -> list[float]:
         return [result["accuracy"][str(labels)] for result in self.results]
@@ -317,10 +293,7 @@ def lesson_key(result: dict[str, Any]) -> str:
 
 def group(results: Iterable[dict[str, Any]]) -> list[list[Lessons]]:
     """The contestants that compare, together."""
-    contestants = [
-        Lessons(tuple(sorted(runs, key=lambda run: (run["seed"], run["draw"]))))
-        for runs in by(results, lesson_key).values()
-    ]
+    contestants = map(Lessons, by(results, lesson_key).values())
     sections = by(contestants, lambda one: one.conditions)
     return [sorted(sections[key], key=lambda one: one.order) for key in sorted(sections)]
 

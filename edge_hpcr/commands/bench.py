@@ -19,11 +19,11 @@ from edge_hpcr.commands.cli import (
     Fresh,
     ResultFolder,
     Threads,
-    at_most_one,
     examples,
     new_commands,
 )
 from edge_hpcr.commands.sweep import Start, default_jobs, make
+from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_setting
 from edge_hpcr.learner import backbones, methods
 from edge_hpcr.learner.learner import LearnerConfig
@@ -133,8 +133,8 @@ commands.command(epilog=examples(analyse.EXAMPLES))(analyse.analyse)
 
 def _runs(options: Mapping[str, Any]) -> list[RunConfig]:
     given = dict(options)
-    at_most_one(buffer=given["buffer"], budget=given["budget"])
-    at_most_one(seeds=given["seeds"], seed=given["seed"])
+    if given["seeds"] and given["seed"] is not None:
+        raise UserError("--seeds and --seed exclude each other: leave one of them out")
     for text in given["settings"] or []:
         parse_setting(text)  # refuses what is no KEY=VALUE
     settings = dict(text.split("=", 1) for text in given["settings"] or [])

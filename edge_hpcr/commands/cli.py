@@ -77,13 +77,6 @@ def examples(text: str) -> str:
     return "\n\n".join(f"\b\n{each}" if re.search(r"^ ", each, re.MULTILINE) else each for each in paragraphs)
 
 
-def at_most_one(**given: Any) -> None:
-    """Refuse options that exclude each other."""
-    names = [f"--{name}" for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise UserError(f"{names[1]} is not allowed with {names[0]}: leave one of them out")
-
-
 def make_writable(out: Path) -> None:
     """A folder for results, made if need be; refused before hours of work if nothing can be written there."""
     with disk_errors(f"cannot write results to {out}", "choose another folder with --out"):
