@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,38 +29,36 @@ DPI = 120
 SMALLEST_BAND = 3  # seeds: the interval of two is mostly wider than the scale
 
 
-def draw(groups: Sequence[Group], folder: Path) -> list[tuple[str, str, Path]]:
-    """Write all plots of these groups into an existing folder: the dataset, what is shown, and the file of each.
+class Plot(NamedTuple):
+    text: str
+    file: str  # its name
+    figure: Figure
 
-    A figure has what may be compared, as much of it as it can hold.
-    """
-    plots = []
-    for (dataset, conditions), alike in by(groups, lambda one: (one.dataset, one.conditions)).items():
-        plain = "-".join([dataset, *conditions.replace("=", "").split(", ")]).rstrip("-")
+
+def of_groups(groups: Sequence[Group]) -> Iterator[Plot]:
+    """Of the runs on one dataset: a figure has what may be compared, as much of it as it can hold."""
+    for conditions, alike in by(groups, lambda one: one.conditions).items():
+        plain = "-".join([groups[0].dataset, *conditions.replace("=", "").split(", ")]).rstrip("-")
         for start in range(0, len(alike), GROUPS_PER_FIGURE):
             members = alike[start : start + GROUPS_PER_FIGURE]
             if all(_tasks(one) == 1 for one in members):
                 continue  # a run without tasks is a level beside others, and alone no plot
             name = plain if len(alike) == len(members) else f"{plain}-{start // GROUPS_PER_FIGURE + 1}"
-            path = write(accuracy_over_tasks(dataset, members), folder / f"{name}-accuracy.png")
-            plots.append((dataset, f"{name}: accuracy over the tasks", path))
-    return plots
+            yield Plot(
+                f"{name}: accuracy over the tasks", f"{name}-accuracy.png", accuracy_over_tasks(members)
+            )
 
 
-def draw_lessons(taught: Sequence[Sequence[Lessons]], folder: Path) -> list[tuple[str, str, Path]]:
-    """The same of `bench teach`: a plot for each source and order."""
-    plots = []
-    for contestants in taught:
-        heading = contestants[0].heading
-        name = "-".join(["teach", *re.findall(r"\w+", heading)])
-        figure = accuracy_over_labels(contestants)
-        plots.append((heading, f"{heading}: accuracy over labels", write(figure, folder / f"{name}.png")))
-    return plots
+def of_lessons(contestants: Sequence[Lessons], number: int) -> Iterator[Plot]:
+    """The same of one source of `bench teach`; the number is that among those of the same heading."""
+    heading = contestants[0].heading
+    ending = "" if number == 1 else f"-{number}"
+    file = "-".join(["teach", *re.findall(r"\w+", heading)]) + f"{ending}.png"
+    yield Plot(f"{heading}: accuracy over labels", file, accuracy_over_labels(contestants))
 
 
-def write(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
-    return path
+def write(plot: Plot, folder: Path) -> None:
+    plot.figure.savefig(folder / plot.file, dpi=DPI, metadata={"Software": None})
 
 
 def _tasks(group: Group) -> int:
@@ -78,9 +76,9 @@ def _title(group: Group) -> str:
     return f"{group.name}, n={len(group.results)}"
 
 
-def accuracy_over_tasks(dataset: str, groups: Sequence[Group]) -> Figure:
+def accuracy_over_tasks(groups: Sequence[Group]) -> Figure:
     """A_i after each task; a run without tasks is a level to compare with."""
-    title = f"{dataset}: mean accuracy on the tasks seen so far (dashed: with averaged weights)"
+    title = f"{groups[0].dataset}: mean accuracy on the tasks seen so far (dashed: with averaged weights)"
     figure = new_figure(8.5, 5.0 + 0.1 * len(groups), title)
     axes = figure.subplots()
     for one, colour, marker in zip(groups, COLOURS, MARKERS, strict=False):

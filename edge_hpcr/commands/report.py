@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from typer import Argument, Option
 
-from edge_hpcr.bench import methods_page, teach
+from edge_hpcr.bench import methods_page, plots, teach
 from edge_hpcr.bench import report as tables
 from edge_hpcr.commands.cli import examples, new_commands
 from edge_hpcr.common.errors import UserError
@@ -25,16 +25,17 @@ TITLES = {
     ANALYSES: "The paper's analyses, repeated",
 }
 EXPLAINED = f"The columns are explained in [{RESULTS}]({RESULTS})."
+PLOTS = "plots"  # the folder beside the pages
 commands = new_commands()
 
 
 class Section(NamedTuple):
-    """A part of a page: what its plots are known by, its tables, what explains tables of its kind, and which page it is for."""
+    """A part of a page: its tables, what explains tables of its kind, which page it is for, and its plots."""
 
-    name: str
     text: str
     explanation: str
     page: str
+    plots: list[plots.Plot]
 
 
 @commands.command(epilog=examples(EXAMPLES))
@@ -64,7 +65,12 @@ def report(
     analysed = kinds.get("analysis", [])
     sections = _sections(groups, taught, analysed)
     print("\n\n".join(each.text for each in sections))
-    drawn = _draw(groups, taught, (out or folders[0]) / "plots")
+    folder, drawn = (out or folders[0]) / PLOTS, [plot for each in sections for plot in each.plots]
+    with disk_errors(f"cannot write plots to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for plot in drawn:
+            plots.write(plot, folder)
+    print(f"plots: {len(drawn)} in {folder}", file=sys.stderr)
     if table:
         with disk_errors(f"cannot write {table}", "choose another file with --table"):
             tables.write_runs(found, table)
@@ -72,7 +78,7 @@ def report(
     if out:
         explained = {one.explanation for one in sections if one.page == RESULTS}
         pages = {
-            name: _page(name, own, drawn, explained)
+            name: _page(name, own, explained)
             for name, own in tables.by(sections, lambda one: one.page).items()
         }
         if groups:
@@ -90,23 +96,24 @@ def _sections(
     taught: Sequence[list[teach.Lessons]],
     analysed: list[dict[str, object]],
 ) -> list[Section]:
-    found = [
-        Section(dataset, tables.section(each), tables.EXPLANATION, CHOICES if validates else RESULTS)
-        for (validates, dataset), each in tables.by(groups, lambda one: (one.validates, one.dataset)).items()
-    ]
-    for each in taught:
-        page = CHOICES if each[0].validates else RESULTS
-        found.append(Section(each[0].heading, teach.section(each), teach.EXPLANATION, page))
+    found = []
+    for same in tables.by(groups, lambda one: (one.validates, one.dataset)).values():
+        page, drawn = (CHOICES, []) if same[0].validates else (RESULTS, list(plots.of_groups(same)))
+        found.append(Section(tables.section(same), tables.EXPLANATION, page, drawn))
+    for same_heading in tables.by(taught, lambda one: one[0].heading).values():
+        for number, lessons in enumerate(same_heading, 1):
+            tested = not lessons[0].validates
+            drawn = list(plots.of_lessons(lessons, number)) if tested else []
+            page = RESULTS if tested else CHOICES
+            found.append(Section(teach.section(lessons), teach.EXPLANATION, page, drawn))
     if analysed:
         paper = tables.paper_analyses()
         for one in paper.ordered(analysed):
-            found.append(Section(paper.title_of(one), paper.section(one), paper.EXPLANATION, ANALYSES))
+            found.append(Section(paper.section(one), paper.EXPLANATION, ANALYSES, []))
     return found
 
 
-def _page(
-    name: str, sections: Sequence[Section], drawn: Sequence[tuple[str, str, str]], explained: set[str]
-) -> str:
+def _page(name: str, sections: Sequence[Section], explained: set[str]) -> str:
     """The sections of one page under its title, with their plots; what is explained once is not explained again."""
     parts = [f"# {TITLES[name]}"]
     for section in sections:
@@ -115,20 +122,5 @@ def _page(
         if explanation not in parts:
             parts.append(explanation)
         parts.append(section.text)
-        if section.page == RESULTS:
-            parts += [f"![{text}]({plot})" for of, text, plot in drawn if of == section.name]
+        parts += [f"![{plot.text}]({PLOTS}/{plot.file})" for plot in section.plots]
     return "\n\n".join(parts) + "\n"
-
-
-def _draw(
-    groups: Sequence[tables.Group], taught: Sequence[list[teach.Lessons]], folder: Path
-) -> list[tuple[str, str, str]]:
-    """A plot for each that was tested on test images: the section it belongs to, what it shows, and its file beside a page."""
-    from edge_hpcr.bench import plots  # here, because `bench` and the others need not wait for matplotlib
-
-    with disk_errors(f"cannot write plots to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        drawn = plots.draw([one for one in groups if not one.validates], folder)
-        drawn += plots.draw_lessons([each for each in taught if not each[0].validates], folder)
-    print(f"plots: {len(drawn)} in {folder}", file=sys.stderr)
-    return [(of, text, f"{folder.name}/{file.name}") for of, text, file in drawn]
