@@ -123,7 +123,7 @@ def accuracy_over_labels(contestants: Sequence[Lessons]) -> Figure:
     axes.set_xticks(counts, map(str, counts.tolist()))
     axes.set_xticks([], minor=True)
     scale(axes)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
