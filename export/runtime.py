@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edge_hpcr.common.errors import UserError
+from edge_hpcr.common.errors import Failed, UserError
 from edge_hpcr.common.files import cache_folder, reason_of
 from edge_hpcr.stream import KINDS, SOURCE_VARIABLE, EndOfStream, Frame, Stream, open_stream
 from edge_hpcr.stream.region import Region
@@ -29,7 +29,7 @@ from export.device.hot_swap import HotSwap, HttpModels, LocalModels
 from export.device.identity import VARIABLE, device_id, parse_place, read_token
 from export.device.manifest import VARIANTS, Manifest
 from export.device.model import Classifier, Label, Result
-from export.device.mqtt import Broker, MqttSender
+from export.device.mqtt import MqttSender
 from export.device.server import DeviceServer
 from export.device.signing import Trust
 from export.device.unsure import Choice, UnsureFrames
@@ -53,11 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 0
-    except CannotWrite as error:
-        # Python would complain when it flushes stdout at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error.__cause__, BrokenPipeError):
-            return 0  # nobody reads any more
+    except BrokenPipeError:
+        return 0  # nobody reads the results any more
+    except Failed as error:
         tell(str(error))
         return 1
 
@@ -70,10 +68,6 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-class CannotWrite(Exception):
-    """Results cannot be handed over."""
 
 
 def tell(text: str) -> None:
@@ -95,8 +89,7 @@ def run(options: argparse.Namespace) -> None:
             place = parse_place(options.http, "--http")
             server = keep(closing(DeviceServer(place, health, token)))
         if options.mqtt:
-            broker = Broker.parse(options.mqtt, options.mqtt_ca, options.mqtt_discovery)
-            sender = keep(closing(MqttSender(broker, health)))
+            sender = keep(closing(MqttSender(health, options.mqtt, options.mqtt_ca, options.mqtt_discovery)))
         if options.send_unsure:
             choice = Choice(options.unsure_below, options.unsure_rate)
             unsure = keep(closing(UnsureFrames(options.send_unsure, token, options.cache, choice, health)))
@@ -220,8 +213,10 @@ class _Loop:
         text = json.dumps(line, allow_nan=False)
         try:
             print(text, flush=True)
+        except BrokenPipeError:
+            raise
         except OSError as error:
-            raise CannotWrite(f"results cannot be written: {reason_of(error)}") from error
+            raise Failed(f"results cannot be written: {reason_of(error)}") from None
         if self.sender is not None:
             self.sender.send(line, text)
         return True

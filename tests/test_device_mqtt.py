@@ -21,7 +21,7 @@ from app.tls import own_certificate
 from edge_hpcr.common.errors import UserError
 from export.device import mqtt
 from export.device.health import Health
-from export.device.mqtt import Broker, MqttSender
+from export.device.mqtt import MqttSender, parse_broker
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
 needs_mosquitto = pytest.mark.skipif(
@@ -86,7 +86,7 @@ def health(said: list[str]) -> Health:
 
 @contextlib.contextmanager
 def sending(health: Health, address: str, *options: Any) -> Iterator[MqttSender]:
-    sender = MqttSender(Broker.parse(address, *options), health)
+    sender = MqttSender(health, address, *options)
     try:
         yield sender
     finally:
@@ -196,5 +196,5 @@ def test_a_broker_that_does_not_answer_holds_up_nothing_and_is_told_once(
 @pytest.mark.parametrize("address", ["", "host:99999", "u:secret@host", "host/#"])
 def test_an_address_that_is_none_is_refused_and_not_repeated(address: str):
     with pytest.raises(UserError) as caught:
-        Broker.parse(address)
+        parse_broker(address)
     assert "secret" not in str(caught.value)

@@ -10,7 +10,6 @@ import os
 import ssl
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +29,22 @@ CLOSE_SECONDS = 2.0
 USER_VARIABLE, PASSWORD_VARIABLE = "EDGE_HPCR_MQTT_USER", "EDGE_HPCR_MQTT_PASSWORD"
 
 
-@dataclass(frozen=True)
-class Broker:
-    """Where results go."""
+def parse_broker(address: str) -> tuple[str, int, str, bool]:
+    """Host, port, topic and whether with TLS of [mqtt://|mqtts://]HOST[:PORT][/TOPIC].
 
-    host: str
-    port: int
-    topic: str
-    tls: bool
-    ca: Path | None = None  # whose certificates to trust, instead of the system's
-    discovery: bool = False  # whether to appear in Home Assistant
-
-    @classmethod
-    def parse(cls, address: str, ca: Path | None = None, discovery: bool = False) -> "Broker":
-        """The broker of [mqtt://|mqtts://]HOST[:PORT][/TOPIC].
-
-        >>> Broker.parse("broker.local/shelf/3").topic, Broker.parse("mqtts://broker.local").port
-        ('shelf/3', 8883)
-        """
-        parts = split_address(address if "://" in address else f"mqtt://{address}", PORTS)
-        if parts is None or parts.username is not None:
-            raise UserError(
-                "--mqtt takes [mqtt://|mqtts://]HOST[:PORT][/TOPIC]; "
-                f"user and password go into {USER_VARIABLE} and {PASSWORD_VARIABLE}"
-            )
-        topic = parts.path.strip("/") or DEFAULT_TOPIC
-        if "+" in topic or "#" in address or parts.query or len(topic) > 1000:
-            raise UserError("--mqtt: a topic to publish to has no +, # and ?, and at most 1000 characters")
-        if ca is not None and parts.scheme != "mqtts":
-            raise UserError("--mqtt-ca is for a broker with TLS: write its address as mqtts://HOST")
-        port = parts.port or PORTS[parts.scheme]
-        return cls(parts.hostname or "", port, topic, parts.scheme == "mqtts", ca, discovery)
+    >>> parse_broker("broker.local/shelf/3"), parse_broker("mqtts://broker.local")
+    (('broker.local', 1883, 'shelf/3', False), ('broker.local', 8883, 'edge-hpcr', True))
+    """
+    parts = split_address(address if "://" in address else f"mqtt://{address}", PORTS)
+    if parts is None or parts.username is not None:
+        raise UserError(
+            "--mqtt takes [mqtt://|mqtts://]HOST[:PORT][/TOPIC]; "
+            f"user and password go into {USER_VARIABLE} and {PASSWORD_VARIABLE}"
+        )
+    topic = parts.path.strip("/") or DEFAULT_TOPIC
+    if "+" in topic or "#" in address or parts.query or len(topic) > 1000:
+        raise UserError("--mqtt: a topic to publish to has no +, # and ?, and at most 1000 characters")
+    return parts.hostname or "", parts.port or PORTS[parts.scheme], topic, parts.scheme == "mqtts"
 
 
 class _Client(paho.Client):
@@ -80,29 +64,35 @@ class _Client(paho.Client):
 
 
 class MqttSender:
-    """Publishes with QoS 0 from paho's own thread, which connects again by itself."""
+    """Publishes with QoS 0 from paho's own thread, which connects again by itself.
 
-    def __init__(self, broker: Broker, health: Health) -> None:
-        self._broker = broker
+    `ca` are the certificates to trust instead of the system's; with `discovery` it appears in Home Assistant.
+    """
+
+    def __init__(self, health: Health, address: str, ca: Path | None = None, discovery: bool = False) -> None:
+        host, port, self._topic, tls = parse_broker(address)
+        if ca is not None and not tls:
+            raise UserError("--mqtt-ca is for a broker with TLS: write its address as mqtts://HOST")
         self._health = health
-        self._name = f"MQTT broker {broker.host}:{broker.port}"
-        self._own = f"{broker.topic}/{health.device}"
+        self._discovery = discovery
+        self._name = f"MQTT broker {host}:{port}"
+        self._own = f"{self._topic}/{health.device}"
         self._answer: object = self  # of the last line; at first equal to none
         self._retained = b""  # the last line whose answer differed from the one before
         self._since = time.monotonic()  # without a connection
         client = self._client = _Client(CallbackAPIVersion.VERSION2)
         if os.environ.get(USER_VARIABLE):
             client.username_pw_set(os.environ[USER_VARIABLE], os.environ.get(PASSWORD_VARIABLE))
-        if broker.tls:
+        if tls:
             try:
-                client.tls_set(str(broker.ca) if broker.ca else None)
+                client.tls_set(str(ca) if ca else None)
             except (OSError, ValueError) as error:  # of ssl too
-                raise UserError(f"--mqtt-ca {broker.ca}: {reason_of(error)}") from None
+                raise UserError(f"--mqtt-ca {ca}: {reason_of(error)}") from None
         client.will_set(f"{self._own}/status", "offline", retain=True)
         client.reconnect_delay_set(min_delay=1, max_delay=30)
         client.on_connect, client.on_disconnect = self._connected, self._disconnected
         client.on_connect_fail = lambda *_: self._trouble(client.why)
-        client.connect_async(broker.host, broker.port, keepalive=30)
+        client.connect_async(host, port, keepalive=30)
         client.loop_start()
 
     @property
@@ -115,7 +105,7 @@ class MqttSender:
             self._answer, self._retained = line["answer"], text.encode()
             self._send_answer()  # without a connection it is sent with the next one
         # What a broker does not take, paho keeps until a ping stays without an answer: for about a minute.
-        if not self.connected or self._client.publish(self._broker.topic, text.encode()).rc != 0:
+        if not self.connected or self._client.publish(self._topic, text.encode()).rc != 0:
             if time.monotonic() - self._since > ANSWER_SECONDS and not self._health.has("mqtt"):
                 self._trouble("it does not answer")
             return False
@@ -149,8 +139,8 @@ class MqttSender:
         if self._retained:
             # It changed while nobody listened, or the broker has forgotten it; with --on-change no line may come for long.
             self._send_answer()
-        if self._broker.discovery:
-            place, facts = discovery(self._broker.topic, self._health.device)
+        if self._discovery:
+            place, facts = discovery(self._topic, self._health.device)
             client.publish(place, json.dumps(facts), retain=True)
 
     def _disconnected(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
