@@ -11,16 +11,8 @@ import pytest
 from edge_hpcr.commands import cli
 from edge_hpcr.workspace.workspace import Workspace
 
-SMALL = [
-    "--set",
-    "backbone=reduced_resnet18",
-    "--set",
-    "image_size=8",
-    "--set",
-    "threads=1",
-    "--set",
-    "idle_steps=20",
-]
+SETTINGS = ("backbone=reduced_resnet18", "image_size=8", "threads=1", "idle_steps=20")
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 PATIENCE = 120.0
 
 

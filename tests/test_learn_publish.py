@@ -12,16 +12,8 @@ from process_parts import ROOT, free_port, started, until
 from edge_hpcr.commands import cli
 
 DEPLOY = ROOT / "export" / "deploy"
-SMALL = [
-    "--set",
-    "backbone=reduced_resnet18",
-    "--set",
-    "image_size=8",
-    "--set",
-    "threads=1",
-    "--set",
-    "idle_steps=0",
-]
+SETTINGS = ("backbone=reduced_resnet18", "image_size=8", "threads=1", "idle_steps=0")
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
 def answers(port: int) -> bool:

@@ -145,15 +145,10 @@ class RunningModel:
     def __init__(self, data: bytes, where: str, threads: int = 1) -> None:
         session = self._session = Session(data, where, "cpu", threads)
         (self._input,) = session.inputs
-        self._outputs = [
-            name for name in ("scores", "feature", "similarity", LATENT) if name in session.outputs
-        ]
-
-    def run(self, inputs: np.ndarray) -> list[np.ndarray]:
-        return self._session.run(self._outputs, {self._input: inputs})
+        self._outputs = [name for name in ("scores", "feature", "similarity") if name in session.outputs]
 
     def __call__(self, inputs: np.ndarray) -> Outputs:
-        return Outputs(*self.run(inputs))
+        return Outputs(*self._session.run(self._outputs, {self._input: inputs}))
 
 
 class TwoParts:
@@ -181,10 +176,10 @@ class TwoParts:
         if sum(row.nbytes for row in _KEPT.values()) > MOST_KEPT_BYTES:
             _KEPT.clear()
         if any(key not in _KEPT for key in keys):
-            trunk = RunningModel(self._trunk, self._where)
+            trunk = Session(self._trunk, self._where, "cpu", 1)
             for key, image in zip(keys, images, strict=True):
                 if key not in _KEPT:
-                    _KEPT[key] = trunk.run(image[None])[0][0]
+                    _KEPT[key] = trunk.run([LATENT], {IMAGE: image[None]})[0][0]
         return np.stack([_KEPT[key] for key in keys])
 
     def accuracy(self, samples: HeldOutSamples, class_ids: list[int]) -> float | None:

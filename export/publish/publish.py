@@ -22,7 +22,7 @@ from edge_hpcr.live.live_learner import LiveLearner
 from edge_hpcr.stream.resize import RESIZE_STEPS
 from edge_hpcr.workspace.settings import Settings
 from export.device import BadModel
-from export.device.manifest import LATEST, MANIFEST, Manifest, read_manifest, read_model_file
+from export.device.manifest import LATEST, MANIFEST, Manifest, current_folder, read_manifest, read_model_file
 from export.device.model import Classifier
 from export.publish.graph import FEWEST_SAMPLES, TwoParts, read_model
 from export.publish.handout import write_beside
@@ -38,7 +38,6 @@ from export.publish.versions import (
     note,
     point_at,
     prune,
-    read_current,
     rolled_back,
     signing_key,
     summary,
@@ -150,7 +149,8 @@ def _compare(exports: Path, snapshot: Snapshot, exported: Exported, most_drop: f
     if not (exports / LATEST).exists():
         return None
     try:
-        manifest, folder = read_current(exports)
+        folder, latest = current_folder(exports)
+        manifest = read_manifest(folder, latest)
         # Devices that could say *unknown* would answer with a class for everything, and nobody would notice.
         if snapshot.unknown_below is None and manifest.unknown_below is not None:
             raise Refused(

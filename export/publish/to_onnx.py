@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version as installed
@@ -133,10 +134,8 @@ def export(snapshot: Snapshot, path: Path, version: int = 0, templates: Path | N
     """
     template = load_template(templates, snapshot) if templates else None
     if template is not None:
-        try:
+        with suppress(BadModel):  # then traced again: a fresh graph shows whether the template was at fault
             return finish(_filled(template, snapshot), snapshot, path, version)
-        except BadModel:
-            pass  # trace again: a fresh graph shows whether the template was at fault
     exported = finish(_trace(snapshot), snapshot, path, version, traced=True)
     if templates:
         _save_template(templates, exported.model, snapshot)

@@ -108,12 +108,6 @@ def summary(manifest: Manifest) -> str:
     return ", ".join(parts)
 
 
-def read_current(exports: Path) -> tuple[Manifest, Path]:
-    latest = read_latest(exports)
-    folder = exports / latest.folder
-    return read_manifest(folder, latest), folder
-
-
 # Which one is current -------------------------------------------------------------------------------------------------
 
 

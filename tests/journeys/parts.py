@@ -26,16 +26,8 @@ from sklearn.datasets import load_digits, load_sample_images
 OLD_WORKSPACE = ROOT / "tests" / "data" / "workspace-1.tar.xz"
 PATIENCE = 120  # seconds: two busy cores may take long
 # Small pictures and a small network: what a test learns, it learns in milliseconds.
-QUICK = (
-    "--set",
-    "image_size=8",
-    "--set",
-    "backbone=reduced_resnet18",
-    "--set",
-    "threads=1",
-    "--set",
-    "idle_steps=0",
-)
+SETTINGS = ("backbone=reduced_resnet18", "image_size=8", "threads=1", "idle_steps=0")
+QUICK = tuple(word for setting in SETTINGS for word in ("--set", setting))
 
 
 def environment() -> dict[str, str]:
