@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from memory_parts import make_memory
+from rival_parts import observe, rival
 
+from edge_hpcr.learner import methods
 from edge_hpcr.learner.memory import MemoryConfig, ReplayMemory
 
 FLOAT32_CIFAR10_BYTES = 12968  # what the authors' program spends on one sample
@@ -111,3 +113,25 @@ def test_every_byte_of_latents_is_counted_and_the_budget_holds() -> None:
     assert parts["total"] == sum(parts[kind] for kind in parts if kind != "total") == ROW * 20
     assert parts["image"] == 20 * (30 + 8)
     assert memory.overhead()["numbers"] == pytest.approx(34 / 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in methods.names()
+        if methods.method_class(name).uses_memory and not methods.method_class(name).closed_form
+    ],
+)
+def test_all_that_a_method_keeps_counts_in_the_byte_budget(name: str) -> None:
+    kept = rival(name).method.bytes()  # a second network is planned for from the start
+    budget = kept + 4_000
+    learner = rival(name, memory=MemoryConfig(bytes=budget))
+    for seed, labels in enumerate([[0, 1, 0, 1]] * 3 + [[2, 3, 2, 3]] * 3):
+        observe(learner, labels, seed)
+        if seed == 2:
+            learner.end_task()
+        parts = learner.byte_breakdown()
+        assert parts["method"] == learner.method.bytes() and parts["total"] <= budget
+    assert 4 <= len(learner.memory) <= 4_000 // (8 * 8 * 3)

@@ -11,7 +11,6 @@ from rival_parts import batch_of, loss_of, observe, pictures, rival
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.learner import checkpoint, losses, methods
 from edge_hpcr.learner.learner import Learner
-from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods import Batch, Method
 from edge_hpcr.learner.methods.hpcr import HPCR, Config
 from edge_hpcr.live.live_learner import learner_config
@@ -87,28 +86,6 @@ def test_a_restored_method_has_its_options_and_continues_bit_for_bit(name: str, 
         assert torch.equal(value, other)
     ids = [each.memory.ids().tolist() for each in (restored, learner)]
     assert ids[0] == ids[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in methods.names()
-        if methods.method_class(name).uses_memory and not methods.method_class(name).closed_form
-    ],
-)
-def test_all_that_a_method_keeps_counts_in_the_byte_budget(name: str) -> None:
-    kept = rival(name).method.bytes()  # a second network is planned for from the start
-    budget = kept + 4_000
-    learner = rival(name, memory=MemoryConfig(bytes=budget))
-    for seed, labels in enumerate([[0, 1, 0, 1]] * 3 + [[2, 3, 2, 3]] * 3):
-        observe(learner, labels, seed)
-        if seed == 2:
-            learner.end_task()
-        parts = learner.byte_breakdown()
-        assert parts["method"] == learner.method.bytes() and parts["total"] <= budget
-    assert 4 <= len(learner.memory) <= 4_000 // (8 * 8 * 3)
 
 
 # How they are found -------------------------------------------------------------------------------------------------
