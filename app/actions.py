@@ -81,7 +81,7 @@ class Actions:
         with self._studio.workspace.taking(fresh) as ids:
             self._journal.set_priorities({each.sample_id or 0: 0.0 for each in known})
             for frame, sample_id in zip(fresh, ids, strict=True):
-                self._live.predictor.encoder.name(sample_id, frame.image)
+                self._live.predictor.encoder.name(sample_id, frame)
             class_id = find_class()  # in the same transaction: a failure leaves no new class behind
             event = self._journal.label([*(each.sample_id or 0 for each in known), *ids], class_id)
         for frame, sample_id in zip(fresh, ids, strict=True):

@@ -208,9 +208,7 @@ class PageFeeder(Feeder):
         region = self.workspace.regions.of(origin)
         whole = Frame(image, origin, digest=digest)
         frame = looked_at(region.of_frame(whole) if region else whole)
-        shown = self._shown_as(
-            frame, self.live.predictor.of_frames([frame.image])[0] if ask else NOTHING_KNOWN
-        )
+        shown = self._shown_as(frame, self.live.predictor.look(frame) if ask else NOTHING_KNOWN)
         shown.verdict, shown.digest = BROUGHT, digest
         self._keep(shown)
         return shown
@@ -275,7 +273,7 @@ class PageFeeder(Feeder):
         elif self.turn(READ_SECONDS) is not None:
             return
         if (newest := self.newest()) is not None and self._is_outdated:
-            newest.say(self._ask(newest.image))
+            newest.say(self._ask(newest))
 
     def take(self, frame: Frame) -> Frame:
         """As always; and it is shown, whatever became of it."""
@@ -287,7 +285,7 @@ class PageFeeder(Feeder):
     def _show(self, frame: Frame) -> None:
         if frame.answer is not None:
             self._asked_at = time.monotonic()
-        answer = frame.answer or self._answer_of_last(frame.hash64) or self._ask(frame.image)
+        answer = frame.answer or self._answer_of_last(frame.hash64) or self._ask(frame)
         shown = self._shown_as(frame, answer)
         self.live.source_problem = None
         self._shown[shown.number] = self._newest = shown
@@ -313,10 +311,9 @@ class PageFeeder(Feeder):
     def _is_outdated(self) -> bool:
         return time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS
 
-    def _ask(self, image: np.ndarray) -> Answer:
+    def _ask(self, frame: Frame) -> Answer:
         self._asked_at = time.monotonic()
-        (answer,) = self.live.predictor.of_frames([image])
-        return answer
+        return self.live.predictor.look(frame)
 
 
 def answer_state(answer: Answer) -> dict[str, Any]:

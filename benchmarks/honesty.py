@@ -195,11 +195,7 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 10)
 
 
 def said_of(live: LiveLearner, frames: Sequence[np.ndarray]) -> list[Any]:
-    return [
-        answer
-        for start in range(0, len(frames), 10)
-        for answer in live.predictor.of_frames(frames[start : start + 10])
-    ]
+    return [live.predictor.look(Frame(frame, "")) for frame in frames]
 
 
 def share(values: np.ndarray) -> float | None:

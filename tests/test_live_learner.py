@@ -183,7 +183,7 @@ def test_a_class_whose_only_label_is_held_out_is_no_answer(bench):
     assert len(learner.class_ids) == 2
     one.journal.delete_samples([first])
     assert one.learned().class_ids == [one.class_of(0)]
-    (answer,) = one.live.predictor.of_frames([one.workspace.image(measured)])
+    answer = one.live.predictor.look(Frame(one.workspace.image(measured), "test"))
     assert [class_id for class_id, _ in answer.top] == [one.class_of(0)]
     one.journal.held_out_share = 0.0
     one.label(1)

@@ -111,6 +111,16 @@ def test_the_trunk_sees_a_frame_once_from_the_camera_to_the_self_test(workspace,
     assert sum(passes) == 8, "one pass for each frame, whatever was asked about it"
 
 
+def test_a_frame_that_was_seen_by_the_learner_before_a_change_of_settings_is_looked_at_anew(workspace, live):
+    frame, before = Frame(photo(0), "test"), live.predictor
+    assert live.predictor.encoder.of_frame(frame) is live.predictor.encoder.of_frame(frame)
+    live.call(lambda: live.change_settings(image_size=2 * SIZE)).result(PATIENCE)
+    passes = count_passes(live.predictor.encoder)
+    assert live.predictor is not before and not live.predictor.look(frame).top
+    live.predictor.look(frame)
+    assert passes == [1]
+
+
 @pytest.mark.computes
 def test_the_trunk_runs_in_onnx_runtime_with_the_numbers_of_pytorch_and_a_file_of_other_lines_is_made_anew(
     tmp_path, monkeypatch
@@ -143,18 +153,6 @@ def test_a_trunk_that_onnx_runtime_cannot_run_stays_in_pytorch_and_one_line_says
     assert fastest(trunk, SIZE, SIZE, torch.device("cpu")) is trunk
     (line,) = (each.getMessage() for each in caplog.records if each.name == trunk_session.LOG.name)
     assert "runs in PyTorch" in line and str(tmp_path / "trunks") in line
-
-
-def test_latents_that_are_kept_stay_within_their_bytes(live, monkeypatch):
-    images = np.stack([live.predictor.encoder.prepare(photo(number)) for number in range(4)])
-    one = live.predictor.encoder.encode(images[:1]).nbytes
-    monkeypatch.setattr(predictor, "KEPT_BYTES", 2 * one)
-    kept = predictor.Encoder(live.learner, live.workspace.image)
-    latents = kept.encode(images)
-    passes = count_passes(kept)
-    assert np.array_equal(kept.encode(images[2:]), latents[2:]) and not passes
-    np.testing.assert_allclose(kept.encode(images[:1]), latents[:1], rtol=1e-3, atol=1e-3)
-    assert passes == [1], "the oldest had left"
 
 
 def test_a_new_workspace_without_the_better_trunk_says_so_and_how_to_get_it(live):
@@ -249,7 +247,7 @@ def test_a_new_workspace_builds_on_tiny_vit_where_its_weights_are_here_and_its_m
                 workspace.journal.label(samples, workspace.journal.create_class(name))
             learned(live)
             asked = np.stack([live.predictor.encoder.prepare(photo(number)) for number in range(8)])
-            expected = live.predictor.predict(asked)
+            expected = live.predictor.predict(live.predictor.encoder.encode(asked))
             snapshot = live.call(lambda: snapshot_of_learner(live.learner)).result(PATIENCE)
     exported = export(snapshot, tmp_path / "model.onnx", version=1)
     found = RunningModel((tmp_path / "model.onnx").read_bytes(), "model")(asked)

@@ -99,7 +99,7 @@ def test_a_frame_that_was_drawn_waits_for_a_label_however_sure_the_learner_is(wo
     workspace.change_settings(**SCRATCH, gate_distance=0, gate_per_second=1000.0, held_out_share=0.5)
     live = LiveLearner(workspace)
     sure = Answer(((1, 1.0), (2, 0.0)), 1.0, unknown=False)
-    monkeypatch.setattr(live.predictor, "of_frames", lambda frames: [sure] * len(frames))
+    monkeypatch.setattr(live.predictor, "look", lambda frame: sure)
     feeder = Feeder(workspace, live)
     monkeypatch.setattr(feeder._chance, "random", lambda: 0.4)
     taken = [feeder.take(Frame(photo(number), "camera 0")) for number in range(12)]

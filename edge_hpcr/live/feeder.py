@@ -148,8 +148,8 @@ class Feeder:
         elif self._gate.is_duplicate(frame.hash64):  # before the learner is asked, which takes far longer
             frame.verdict = "duplicate"
         else:
-            (answer,) = self.live.predictor.of_frames([frame.image])
-            frame.answer, frame.priority = answer, answer.priority
+            frame.answer = answer = self.live.predictor.look(frame)
+            frame.priority = answer.priority
             # With a single class it is sure of everything, which means nothing.
             sure = answer.best if len(answer.top) > 1 and not answer.unknown else None
             if drawn := self._is_drawn():
@@ -175,7 +175,7 @@ class Feeder:
         with self.workspace.taking([frame]) as (sample_id,):
             # Before anybody can see it in the queue: the learner, asking about it anew, would send it through the
             # trunk once more.
-            self.live.predictor.encoder.name(sample_id, frame.image)
+            self.live.predictor.encoder.name(sample_id, frame)
         self._gate.admit(frame.hash64)
         frame.sample_id = sample_id
         self.live.trouble(STORING)

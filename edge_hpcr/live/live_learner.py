@@ -150,7 +150,6 @@ class LiveLearner:
         if found is None and (lack := settings.lacks_better()):
             self.problems.append(lack)
         self.follower = Follower(notes.get("applied", 0))
-        self._latents: LatentFile | None = None
         self._use(learner, notes)
         self._follow_settings()
         self.recent: deque[Learned] = deque(maxlen=100)
@@ -173,10 +172,7 @@ class LiveLearner:
 
     def _use(self, learner: Learner, notes: dict[str, Any]) -> None:
         self.learner = learner
-        if self._latents is not None:
-            self._latents.close()
-        self._latents = self._latent_file(learner)
-        self.predictor = Predictor(learner, self.workspace.image, self._latents)
+        self.predictor = Predictor(learner, self.workspace.image, self._latent_file(learner))
         if notes:
             self.predictor.calibration = Calibration(**notes["calibration"])
         self.self_test = SelfTest(
@@ -219,6 +215,7 @@ class LiveLearner:
         if self.untaught and not same:
             learner = Learner(wanted, self.device)
             learner.memory.check_holds(FEWEST_CLASSES)
+            self.predictor.encoder.close()
             self._use(learner, {})
         elif not same:
             raise UserError(
@@ -363,8 +360,7 @@ class LiveLearner:
                     future.set_exception(UserError("the learner has been stopped"))
             self._requests.clear()
             self._wake.notify_all()
-        if self._latents is not None:
-            self._latents.close()
+        self.predictor.encoder.close()
         self._write_status(force=True)
 
     def _turn(self) -> None:

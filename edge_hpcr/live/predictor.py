@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from cachetools import LRUCache  # type: ignore[import-untyped]
-from torch import Tensor
 
-from edge_hpcr.common.files import sha256
 from edge_hpcr.learner.calibration import Calibration
 from edge_hpcr.learner.learner import Learner, Prediction
 from edge_hpcr.learner.trunk_session import fastest
 from edge_hpcr.live.latents import LatentFile
+from edge_hpcr.stream import Frame
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.selection import UNKNOWN
 
 TOP = 3
 LEAST_PRIORITY = 1e-12  # 0 is that of samples that nobody has ranked
-KEPT_BYTES = 8_000_000  # latents of the frames and samples that were asked about last; those of samples are on disk, too
 SMALL_PIXELS = 64 * 64  # up to here a second core helps one image little
 
 
@@ -59,8 +56,8 @@ NOTHING_KNOWN = Answer((), 0.0, True, calibrated=False)
 class Predictor:
     """The newest weights that were handed over, and their calibration. Any thread may ask.
 
-    It takes uint8 images, or what `encoder` or the memory has of them. `read` gives the image of a stored sample, `stored`
-    what the trunk has said of samples.
+    It takes what `encoder` makes of pictures. `read` gives the image of a stored sample, `stored` what the trunk has said of
+    samples.
     """
 
     def __init__(
@@ -88,8 +85,7 @@ class Predictor:
 
     def predict(self, inputs: np.ndarray) -> Prediction:
         """Scores as the network gives them, before calibration."""
-        count = len(inputs)
-        plain = self._plain(inputs)
+        count, plain = len(inputs), self.learner.view.plain(inputs)
         with self._lock, torch.inference_mode(), few_threads(inputs):
             if not self._class_ids:  # asked in the lock: the last class may be deleted at any moment
                 return Prediction(np.zeros((count, 0)), np.zeros(count), np.zeros(0, np.int64))
@@ -98,14 +94,6 @@ class Predictor:
             cosines = self._network.similarities(features)
             similarity = self._classify.similarity(cosines, plain).cpu().numpy()
             return Prediction(scores, similarity, np.array(self._class_ids, dtype=np.int64))
-
-    def _plain(self, inputs: np.ndarray) -> Tensor:
-        """The samples themselves on the device, not their stored views; outside the lock, since a trunk takes time."""
-        if inputs.dtype == np.uint8:
-            inputs = self.encoder.encode(inputs)
-        # The memory's latents have a dimension more.
-        latents = self._network.backbone.trunk is not None
-        return self.learner.to_device(inputs[:, 0] if latents else inputs)
 
     def answer(self, inputs: np.ndarray) -> list[Answer]:
         """The three best classes of each image, or that it is unknown."""
@@ -123,15 +111,16 @@ class Predictor:
         said = zip(tops, prediction.similarity.tolist(), unknown.tolist(), strict=True)
         return [Answer(*each, calibration.is_measured) for each in said]
 
-    def of_frames(self, frames: Sequence[np.ndarray]) -> list[Answer]:
-        """The same of pictures of any size."""
-        return self.answer(np.stack([self.encoder.prepare(frame) for frame in frames]))
+    def look(self, frame: Frame) -> Answer:
+        """The same of a picture of any size."""
+        return self.answer(self.encoder.of_frame(frame)[None])[0]
 
 
 class Encoder:
-    """Latents of prepared images, found again by the images' pixels or by the number of the sample they became.
+    """What the trainable part sees of pictures: images of its size, or a trunk's latents of them.
 
-    Any thread may ask. The trunk is frozen, so it runs beside a training step and waits for none.
+    Any thread may ask. The trunk is frozen, so it runs beside a training step and waits for none. It sees a picture once:
+    what it said stays with the frame, and with the sample that the frame becomes.
     """
 
     def __init__(
@@ -140,69 +129,45 @@ class Encoder:
         self._learner, self._read, self.stored = learner, read, stored
         trunk, config = learner.network.backbone.trunk, learner.config
         self._trunk = trunk and fastest(trunk, config.height, config.width, learner.device)
-        self._lock = threading.Lock()
-        self._kept: LRUCache[Hashable, np.ndarray] = LRUCache(KEPT_BYTES, getsizeof=lambda each: each.nbytes)
 
-    def prepare(self, frame: np.ndarray) -> np.ndarray:
-        """A frame as the learner sees it."""
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        """A picture of any size as the learner takes it."""
         size = self._learner.config.height
-        return prepare(frame, (size, size))
+        return prepare(image, (size, size))
 
     def encode(self, images: np.ndarray) -> np.ndarray:
         """Latents [N, 1, ...] of uint8 images [N, H, W, 3]; without a trunk the images themselves."""
         if self._trunk is None:
             return images
-        keys = [_key(image) for image in images]
-        found = [self._find(key) for key in keys]
-        missing = [place for place, latent in enumerate(found) if latent is None]
-        if missing:
-            with torch.inference_mode(), few_threads(images[missing]):
-                latents = self._trunk(self._learner.to_device(images[missing])).cpu().numpy()
-            for place, latent in zip(missing, latents, strict=True):
-                found[place] = latent
-                self._keep(keys[place], latent)
-        return np.stack([latent for latent in found if latent is not None])[:, None]
+        with torch.inference_mode(), few_threads(images):
+            return self._trunk(self._learner.to_device(images)).cpu().numpy()[:, None]
+
+    def of_frame(self, frame: Frame) -> np.ndarray:
+        if frame.seen is None or frame.seen[0] is not self:  # of the learner before a change of settings
+            frame.seen = self, self.encode(self.prepare(frame.image)[None])[0]
+        return frame.seen[1]
 
     def of_sample(self, sample_id: int) -> np.ndarray:
-        """A stored sample as the trainable part sees it."""
-        latent = self._find(sample_id)
-        if latent is None and self.stored is not None:
-            latent = self.stored.find(sample_id)
-        if latent is None:
-            image = self.prepare(self._read(sample_id))
-            if self._trunk is None:
-                return image
-            latent = self.encode(image[None])[0, 0]
-            self._keep_sample(sample_id, latent)
-        return latent[None]
+        latent = None if self.stored is None else self.stored.find(sample_id)
+        if latent is not None:
+            return latent[None]
+        seen = self.encode(self.prepare(self._read(sample_id))[None])[0]
+        if self.stored is not None:
+            self.stored.keep(sample_id, seen[0])
+        return seen
 
-    def name(self, sample_id: int, frame: np.ndarray) -> None:
+    def name(self, sample_id: int, frame: Frame) -> None:
         """This frame has become a sample: what the trunk said of it need not be asked again."""
-        if self._trunk is not None and (latent := self._find(_key(self.prepare(frame)))) is not None:
-            self._keep_sample(sample_id, latent)
+        if self.stored is not None and frame.seen is not None and frame.seen[0] is self:
+            self.stored.keep(sample_id, frame.seen[1][0])
 
     def forget(self, sample_id: int) -> None:
-        with self._lock:
-            self._kept.pop(sample_id, None)
         if self.stored is not None:
             self.stored.forget(sample_id)
 
-    def _keep_sample(self, sample_id: int, latent: np.ndarray) -> None:
-        self._keep(sample_id, latent)
+    def close(self) -> None:
         if self.stored is not None:
-            self.stored.keep(sample_id, latent)
-
-    def _find(self, key: Hashable) -> np.ndarray | None:
-        with self._lock:
-            return self._kept.get(key)
-
-    def _keep(self, key: Hashable, latent: np.ndarray) -> None:
-        with self._lock, suppress(ValueError):  # one that is larger than all that is kept
-            self._kept[key] = latent
-
-
-def _key(image: np.ndarray) -> str:
-    return sha256(image.tobytes())
+            self.stored.close()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from edge_hpcr.learner.cross_validation import CrossValidation, LeftOut
 from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids, in_one_place
 from edge_hpcr.live.follower import Follower
 from edge_hpcr.live.predictor import Predictor
+from edge_hpcr.workspace.records import SampleRow
 from edge_hpcr.workspace.selection import DRAWN, PICKED, UNKNOWN_HASH, alike
 from edge_hpcr.workspace.workspace import Workspace
 
@@ -89,10 +90,10 @@ class SelfTest:
         if not self._read_held_out(wanted):
             return False
         self._tested_step, self._tested_seq = self._learner.step, self._follower.applied
-        said, scores = self._ask_about({i: wanted[i] for i in self._inputs})
+        said, scores = self._ask_about(self._labelled(self._inputs))
         if len(said) < ENOUGH_HELD_OUT:
             said = self._left_out | said
-        rows = [row for row in self._workspace.journal.some(said) if row.class_id is not None]
+        rows = self._labelled(said)
         truth, answers = np.array([row.class_id for row in rows]), np.array([said[row.id] for row in rows])
         self.held_out.record(self._learner.step, truth, answers, in_one_place(rows))
         self._calibrate(scores)
@@ -110,15 +111,19 @@ class SelfTest:
                 self._report(f"a held-out sample is missing: {error}")
         return True
 
-    def _ask_about(self, truth: dict[int, int]) -> tuple[dict[int, int], LeftOut | None]:
+    def _labelled(self, ids: Iterable[int]) -> list[SampleRow]:
+        """Those of these samples that have a label still."""
+        return [row for row in self._workspace.journal.some(ids) if row.class_id is not None]
+
+    def _ask_about(self, rows: list[SampleRow]) -> tuple[dict[int, int], LeftOut | None]:
         """What the learner says of those of these samples that count, and its scores where it knows the true class."""
-        ids, labels = np.array([*truth], np.int64), np.array([*truth.values()], np.int64)
-        if not len(ids):
+        if not rows or not self._learner.class_ids:
             return {}, None
-        counts = self._counts(ids, labels)
-        ids, labels = ids[counts], labels[counts]
-        if not counts.any() or not self._learner.class_ids:
+        labels = np.array([row.class_id for row in rows], np.int64)
+        counts = self._counts(rows, labels)
+        if not counts.any():
             return {}, None
+        ids, labels = np.array([row.id for row in rows], np.int64)[counts], labels[counts]
         asked = np.stack([self._inputs[i] for i in ids.tolist()])
         starts = range(0, len(asked), TEST_BATCH)
         parts = [self._predictor.predict(asked[start : start + TEST_BATCH]) for start in starts]
@@ -130,40 +135,26 @@ class SelfTest:
         said = dict(zip(ids.tolist(), class_ids[scores.argmax(1)].tolist(), strict=True))
         return said, LeftOut(tuple(class_ids.tolist()), scores[known], similarity[known], columns, ids[known])
 
-    def _counts(self, ids: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    def _counts(self, rows: list[SampleRow], classes: np.ndarray) -> np.ndarray:
         """Which held-out samples say something of pictures to come: of a burst one, if none of it was learned."""
-        fair = self._fair(ids)
+        fair = np.array([row.priority != PICKED for row in rows], bool)
         if not self._sees_vectors:
-            return one_of_each(self._looks_alike(ids, classes), fair)
-        memory = self._learner.memory
+            return one_of_each(_looks_alike(rows, classes), fair)
+        memory, size = self._learner.memory, self._learner.network.feature_size
         slots = np.linspace(0, len(memory) - 1, min(len(memory), MOST_COMPARED)).astype(np.int64)
         learned = memory.at(slots)
-        asked = [self._part(self._inputs[i])[0] for i in ids.tolist()]
-        vectors = np.stack([*asked, *(self._part(each)[0] for each in learned.inputs)])
+        # The memory and a fresh look both have this part of a latent.
+        asked = [self._inputs[row.id][0, :size] for row in rows]
+        vectors = np.stack([*asked, *learned.inputs[:, 0, :size]])
         known = np.array(self._learner.class_ids, np.int64)[learned.labels]
         together = bursts(vectors, np.concatenate([classes, known]))
-        own, taught = together[: len(ids)], together[len(ids) :]
+        own, taught = together[: len(rows)], together[len(rows) :]
         return one_of_each(own, fair & ~np.isin(own, taught))
-
-    def _part(self, seen: np.ndarray) -> np.ndarray:
-        """What the memory and a fresh look both have of a picture: of a latent, the memory may keep fewer places."""
-        return seen[:, : self._learner.network.feature_size] if self._sees_vectors else seen
 
     def _fair(self, ids: np.ndarray) -> np.ndarray:
         """Which of these samples nobody has picked from the queue for being difficult."""
-        picked = {row.id for row in self._workspace.journal.some(ids) if row.priority == PICKED}
-        return np.array([each not in picked for each in ids.tolist()], bool)
-
-    def _looks_alike(self, ids: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """The number of each sample's group of look-alikes in its class; those without a hash stand alone."""
-        codes = self._hashes_of(ids)
-        groups, alone = alike(codes), codes == UNKNOWN_HASH
-        groups[alone] = -1 - np.flatnonzero(alone)
-        return np.unique(np.stack([groups, classes]), axis=1, return_inverse=True)[1].reshape(-1)
-
-    def _hashes_of(self, ids: np.ndarray) -> np.ndarray:
-        hashes = {row.id: row.hash64 for row in self._workspace.journal.some(ids)}
-        return np.array([hashes.get(each, UNKNOWN_HASH) for each in ids.tolist()], np.uint64)
+        picked = [row.id for row in self._workspace.journal.some(ids) if row.priority == PICKED]
+        return ~np.isin(ids, picked)
 
     @property
     def _sees_vectors(self) -> bool:
@@ -269,3 +260,11 @@ class SelfTest:
             answers = self._predictor.answer(np.stack(list(found.values())))
             priorities = [answer.priority for answer in answers]
             journal.set_priorities(dict(zip(found, priorities, strict=True)))
+
+
+def _looks_alike(rows: list[SampleRow], classes: np.ndarray) -> np.ndarray:
+    """The number of each sample's group of look-alikes in its class; those without a hash stand alone."""
+    codes = np.array([row.hash64 for row in rows], np.uint64)
+    groups, alone = alike(codes), codes == UNKNOWN_HASH
+    groups[alone] = -1 - np.flatnonzero(alone)
+    return np.unique(np.stack([groups, classes]), axis=1, return_inverse=True)[1].reshape(-1)

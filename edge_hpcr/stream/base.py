@@ -37,6 +37,7 @@ class Frame:
     whole: np.ndarray | None = None  # what `image` was cut from; None: it is all of it
     hash64: int = 0  # how it looks, for the gate; 0: not known
     verdict: str = ""  # whether it was queued, or why not
+    seen: tuple[object, np.ndarray] | None = None  # what an encoder made of it; None: it was not asked
     answer: Any = None  # the learner's answer; None: it was not asked
     priority: float = 0.0  # how much a label would teach
     sample_id: int | None = None  # once it is in the workspace
