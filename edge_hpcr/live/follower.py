@@ -64,7 +64,6 @@ class Follower:
     def __init__(self, applied: int) -> None:
         self.applied = applied
         self.read = applied  # the last event whose operations have been put here
-        self.labels_waiting = 0
         self._begun = applied  # the event of the last operation that was handed out
         self._waiting: deque[Teach | Unlearn | Close] = deque()
 
@@ -73,15 +72,17 @@ class Follower:
         return not self._waiting or self._waiting[0].seq > self._begun
 
     @property
+    def labels_waiting(self) -> int:
+        return sum(isinstance(operation, Teach) for operation in self._waiting)
+
+    @property
     def oldest_waiting(self) -> float | None:
         """When the first label that waits was given."""
         return next((operation.at for operation in self._waiting if isinstance(operation, Teach)), None)
 
     def put(self, events: Iterable[Event]) -> None:
         for event in events:
-            for operation in operations(event):
-                self._waiting.append(operation)
-                self.labels_waiting += isinstance(operation, Teach)
+            self._waiting += operations(event)
             self.read = event.seq
 
     def next(self, most: int) -> list[Teach] | Unlearn | Close | None:
@@ -93,7 +94,6 @@ class Follower:
                 if any(operation.sample_id == teach.sample_id for teach in batch):
                     break  # labelled anew before the learner came to it: one after the other
                 batch.append(operation)
-                self.labels_waiting -= 1
             elif batch:
                 break
             self._begun = self._waiting.popleft().seq

@@ -6,7 +6,6 @@ and the journal after it. Nothing else changes the learner.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import shutil
@@ -39,7 +38,7 @@ from edge_hpcr.live.status import Alarm, alarms, write_status
 from edge_hpcr.stream import Stream
 from edge_hpcr.workspace.database import JournalDamaged, JournalGone
 from edge_hpcr.workspace.layout import Layout
-from edge_hpcr.workspace.recover import backup_journal
+from edge_hpcr.workspace.recover import backup_journal, set_aside
 from edge_hpcr.workspace.settings import AUTO, Settings
 from edge_hpcr.workspace.workspace import Workspace
 
@@ -111,11 +110,11 @@ def _newest_learner(
             shutil.rmtree(leftover)
     damage = checkpoint.DamagedCheckpoint
     found, damaged = layout.newest_checkpoint(lambda folder: Learner.load(folder, device), damage)
-    for folder, _ in damaged:
-        names = (folder.with_name(f"damaged-{folder.name}-{number}") for number in itertools.count(1))
-        folder.rename(next(name for name in names if not name.exists()))
+    if not damaged:
+        return found, []
+    place = set_aside(layout, [folder for folder, _ in damaged])
     again = "what it had learned is learned again from the labels, as far as images are left"
-    return found, [f"{error}; {again}" for _, error in damaged]
+    return found, [f"{error}; it was set aside in {place}, and {again}" for _, error in damaged]
 
 
 def _identity(config: LearnerConfig) -> str:

@@ -77,7 +77,7 @@ def recover(layout: Layout) -> list[str]:
     learned = max((_learned_by(folder)[0] for folder in layout.checkpoint_folders()), default=0)
     lost = f"; at least {learned - end} events after it were lost: labels or changes of classes"
     answer = f"it went back to its backup, which ends with event {end}{lost if learned > end else ''}"
-    kept = _set_aside(layout, [part for part in _parts(layout.journal) if part.exists()])
+    kept = set_aside(layout, [part for part in _parts(layout.journal) if part.exists()])
     restored.rename(layout.journal)
     flush_to_disk(layout.path)
     return [f"the journal is damaged: {damage}", answer, f"as it was, it is kept in {kept}"]
@@ -158,7 +158,7 @@ def put_in_order(layout: Layout, journal: Journal, another: bool) -> list[str]:
         if end and _differ(layout.backup, journal, end):
             moved.append(layout.backup)
             report.append("the journal's backup holds other events than the journal")
-        return [*report, f"all this was set aside in {_set_aside(layout, moved)}"] if moved else []
+        return [*report, f"all this was set aside in {set_aside(layout, moved)}"] if moved else []
 
 
 def _forget_missing_images(journal: Journal, files: SampleFiles) -> None:
@@ -189,7 +189,8 @@ def _learned_by(folder: Path) -> tuple[int, str | None]:
         return 0, None
 
 
-def _set_aside(layout: Layout, paths: list[Path]) -> Path:
+def set_aside(layout: Layout, paths: list[Path]) -> Path:
+    """Move parts of a workspace out of the way; nothing is deleted. Returns where they are now."""
     layout.set_aside.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=layout.set_aside))
     for path in paths:
