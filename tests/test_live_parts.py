@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from edge_hpcr.learner.calibration import calibrate
-from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, balanced
+from edge_hpcr.live import accuracy
+from edge_hpcr.live.accuracy import HeldOut, TestThenTrain, held_out_ids
 from edge_hpcr.live.follower import Close, Follower, Unlearn, operations
-from edge_hpcr.workspace.records import QUEUED, Body, ClassState, Event, SampleState
+from edge_hpcr.workspace import queries
+from edge_hpcr.workspace.records import QUEUED, Body, ClassState, Event, SampleRow, SampleState
+from edge_hpcr.workspace.workspace import Workspace
 
 
 @pytest.fixture
@@ -73,12 +76,26 @@ def test_the_last_test_counts_every_answer_and_comes_back_from_a_checkpoint():
     assert HeldOut.model_validate(held_out.model_dump(mode="json")) == held_out
 
 
-def test_the_held_out_share_is_even_over_classes_and_takes_the_newest():
-    members = {1: list(range(100)), 2: [500, 501], 3: list(range(200, 230))}
-    chosen = balanced(members, 12)
-    assert {500, 501} <= set(chosen)
-    assert sum(i < 100 for i in chosen) == 5 and sum(200 <= i < 230 for i in chosen) == 5
-    assert {99, 98, 229, 228} <= set(chosen)
+def test_what_is_measured_is_even_over_classes_and_the_newest_and_no_other_sample_is_read(
+    tmp_path, rng, monkeypatch
+):
+    with Workspace.open(tmp_path / "w") as workspace:
+        journal, members = workspace.journal, dict[int, list[int]]()
+        journal.held_out_share = 0.5
+        for name, labels in (("mug", 60), ("cup", 6), ("tin", 30)):
+            rows = [SampleRow(bytes=100, hash64=int(code)) for code in rng.integers(1, 2**63, labels)]
+            ids, class_id = journal.add_samples(rows), journal.create_class(name)
+            journal.label_each((sample, class_id) for sample in ids)
+            members[class_id] = [row.id for row in journal.rows_of(ids) if row.held_out][::-1]
+        monkeypatch.setattr(accuracy, "HELD_OUT_BYTES", 1500)
+        monkeypatch.setattr(queries, "_sample_row", None)  # whoever reads a whole sample fails
+        chosen = held_out_ids(workspace)
+        oldest = journal.over_classes(held_out=False, newest=False, limit=4)
+    own = {name: [i for i in chosen if chosen[i] == name] for name in members}
+    mugs, cups, tins = (len(own[name]) for name in members)
+    assert mugs + cups + tins == 15 and cups == len(members[2]) and abs(mugs - tins) <= 1
+    assert all(own[name] == members[name][: len(own[name])] for name in members)
+    assert [class_id for _, class_id, _ in oldest] == [1, 2, 3, 1]
 
 
 # Following the journal ------------------------------------------------------------------------------------------------

@@ -111,29 +111,13 @@ def held_out_ids(workspace: Workspace) -> dict[int, int]:
 
     Balanced over the classes, within the budget.
     """
-    found = workspace.journal.all_samples(state="labelled", held_out=True, has_image=True)
-    rows = {row.id: row for row in found}
-    members: dict[int, list[int]] = {}
-    for row in rows.values():
-        members.setdefault(row.class_id or 0, []).append(row.id)
     chosen, total = {}, 0
-    for sample_id in balanced(members, len(rows)):
-        total += rows[sample_id].bytes
+    for sample_id, class_id, size in workspace.journal.over_classes(held_out=True, newest=True):
+        total += size
         if total > HELD_OUT_BYTES:
             break
-        chosen[sample_id] = rows[sample_id].class_id or 0
+        chosen[sample_id] = class_id
     return chosen
-
-
-def balanced(members: dict[int, list[int]], most: int) -> list[int]:
-    """At most so many ids, as evenly over the classes as can be; of a class its newest (the largest ids).
-
-    >>> balanced({7: [1, 2, 3, 4], 8: [5]}, 3)
-    [5, 4, 3]
-    """
-    newest_first = [sorted(ids, reverse=True) for ids in members.values()]
-    ranked = sorted((place, -sample_id) for ids in newest_first for place, sample_id in enumerate(ids))
-    return [-negative for _, negative in ranked[:most]]
 
 
 # What is said of it ---------------------------------------------------------------------------------------------------

@@ -169,6 +169,20 @@ class Queries:
         which = "class_id = ? AND has_image = 1 ORDER BY labelled_seq DESC, id DESC LIMIT ?"
         return {c: [row.id for row in self._samples(which, (c, count))] for c in class_ids}
 
+    def over_classes(self, held_out: bool, newest: bool, limit: int = -1) -> list[tuple[int, int, int]]:
+        """Labelled samples with images, as evenly over the classes as can be; of each its id, its class and its bytes.
+
+        One of each class, its newest or its oldest, then another one of each, and so on. Sorted by SQLite: of a hundred
+        thousand samples a few are wanted.
+        """
+        by_id = "id DESC" if newest else "id"
+        rows = self._rows(
+            "SELECT id, class_id, bytes FROM samples WHERE class_id IS NOT NULL AND held_out = ? AND has_image = 1"
+            f" ORDER BY row_number() OVER (PARTITION BY class_id ORDER BY {by_id}), {by_id} LIMIT ?",
+            (held_out, limit),
+        )
+        return [(sample_id, class_id, size) for sample_id, class_id, size in rows]
+
     def some(self, ids: Iterable[int]) -> list[SampleRow]:
         """Those of these samples that are there, in any order."""
         return self._samples(f"id IN {IDS}", (json.dumps([int(i) for i in ids]),))

@@ -21,7 +21,7 @@ from edge_hpcr.common.text import many
 from edge_hpcr.learner.calibration import FEWEST_SAMPLES, Calibration
 from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.network import Classifier, Network
-from edge_hpcr.live.accuracy import HeldOut, balanced, held_out_ids
+from edge_hpcr.live.accuracy import HeldOut, held_out_ids
 from edge_hpcr.stream.region import Region
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.workspace.recover import why_foreign
@@ -176,10 +176,8 @@ def snapshot_of_learner(
 def _with_samples(copied: Snapshot, workspace: Workspace) -> Snapshot:
     size = (copied.height, copied.width)
     # The oldest that are not held out, evenly over the classes: so they stay the same from version to version.
-    members: dict[int, list[int]] = {}
-    for row in workspace.journal.all_samples(state="labelled", held_out=False, has_image=True):
-        members.setdefault(row.class_id or 0, []).append(-row.id)
-    found = _read(workspace, [-negative for negative in balanced(members, images_wanted(*size))], size)
+    chosen = workspace.journal.over_classes(held_out=False, newest=False, limit=images_wanted(*size))
+    found = _read(workspace, [sample_id for sample_id, _, _ in chosen], size)
     return replace(
         copied,
         images=np.stack(list(found.values())) if found else copied.images,
