@@ -326,11 +326,8 @@ def _places_lda(places: Tensor, columns: Tensor, classes: int) -> tuple[Tensor, 
 
 
 def _margin(weight: Tensor, means: Tensor, seen: Tensor) -> float:
-    """By how much a class's score at its own mean is above the other classes' there, on average.
-
-    Summed over all pairs of classes biases cancel, and what is left needs no score of a pair: of thousands of classes
-    there are millions of pairs.
-    """
+    """By how much a class's score at its own mean is above the other classes' there, on average."""
+    # Summed over all pairs biases cancel, and what is left needs no score of a pair: thousands of classes have millions.
     weight, means = weight[seen], means[seen]
     if len(means) < 2:
         return 0.0
