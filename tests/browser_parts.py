@@ -9,10 +9,10 @@ from typing import Any
 
 import cv2
 import numpy as np
-from journeys.parts import SHOWN, App, hold_up, wait_for_picture
+from journeys.parts import App, hold_up
 from journeys.parts import chromium as chromium
 from journeys.parts import wait_for as wait_for
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 from process_parts import free_port
 from sklearn.datasets import load_sample_images
 from workspace_parts import FROM_SCRATCH, SMALL
@@ -75,25 +75,6 @@ def running(workspace: Path, **options: Any) -> Iterator[OwnServer]:
         app.server.stop()
 
 
-# Gradio fills a tab after it has been shown: until nothing has changed for a while, but no longer than the app's own polling may take.
-STILL = """
-async () => {
-  const begun = performance.now();
-  let changed = begun;
-  const watching = new MutationObserver(() => { changed = performance.now(); });
-  watching.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
-  while (performance.now() - changed < 400 && performance.now() - begun < 1500) await new Promise((then) => setTimeout(then, 50));
-  watching.disconnect();
-}
-"""
-
-
-def wait_until_filled(page: Page, content: str) -> None:
-    """Until this content of the tab is there, and the tab stands still."""
-    expect(page.locator(content).first).to_be_visible()
-    page.evaluate(STILL)
-
-
 def photos() -> dict[str, np.ndarray]:
     """Two real photographs that scikit-learn brings along, RGB."""
     china, flower = load_sample_images().images
@@ -116,21 +97,6 @@ def film_of(image: np.ndarray, path: Path, frames: int = 60) -> Path:
             view = cv2.resize(image[top : top + 340, left : left + 540], (320, 240))
             file.write(cv2.imencode(".jpg", cv2.cvtColor(view, cv2.COLOR_RGB2BGR))[1].tobytes())
     return path
-
-
-# What pages of several tests show and do ------------------------------------------------------------------------------
-
-# The tabs, and what is to be seen there once they have been filled with what `taught` has taught.
-FILLED = {
-    "Teach": ".class-card",
-    "Review": "#review-grid .review-cell",
-    "Accuracy": "#accuracy-confusion td.right",
-    "Memory": "#memory-facts :text('MB')",
-    "Classes": "#classes-table tbody tr",
-    "Models": "#models-publish",
-    "Benchmarks": "#benchmarks-start",
-    "Settings": "#settings-save",
-}
 
 
 @contextmanager
@@ -156,24 +122,3 @@ def taught(path: Path) -> Iterator[OwnServer]:
             studio.journal.label_each((sample_id, class_id) for sample_id in ids[:12])
         assert studio.live.wait_until_caught_up(120)
         yield app
-
-
-def make_class(page: Page, name: str) -> None:
-    """Of a frame that has no label yet."""
-    next_frame(page)
-    page.keyboard.press("n")
-    page.locator("#new-class-name").fill(name)
-    page.keyboard.press("Enter")
-    expect(page.locator("#message")).to_contain_text(f"{name} saved")
-    expect(page.locator("#new-class")).to_be_hidden()
-
-
-def next_frame(page: Page) -> None:
-    wait_for_picture(page, page.evaluate(SHOWN))
-
-
-def use_camera(page: Page) -> None:
-    if not page.locator("#source-browser").is_visible():
-        page.click("#source-change")
-    page.click("#source-browser")
-    expect(page.locator("#preview")).to_be_visible()

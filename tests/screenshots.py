@@ -10,8 +10,8 @@ import io
 import tempfile
 from pathlib import Path
 
-from browser_parts import FILLED, chromium, running, show_picture, wait_until_filled
-from journeys.parts import DRAWN_CAMERA, go_to, wait_for
+from browser_parts import chromium, running, show_picture
+from journeys.parts import DRAWN_CAMERA, FILLED, go_to, wait_for, wait_until_filled
 from PIL import Image
 from playwright.sync_api import expect
 

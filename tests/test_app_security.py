@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from browser_parts import FILLED, PASSWORD, OwnServer, chromium, running, wait_for
-from journeys.parts import go_to, running_app, started
+from browser_parts import PASSWORD, OwnServer, chromium, running, wait_for
+from journeys.parts import FILLED, STILL, go_to, running_app, started
 from playwright.sync_api import expect
 from process_parts import ROOT, free_port
 from starlette.responses import PlainTextResponse
@@ -131,7 +131,7 @@ def test_the_link_opens_every_tab_no_policy_refuses_one_and_nothing_leaves_this_
         expect(page.locator("#strip")).to_contain_text("labels")
         for tab in FILLED:
             go_to(page, tab)
-            page.wait_for_timeout(400)
+            page.evaluate(STILL)
         assert [text for text in said if "Security Policy" in text or "Error" in text] == []
         assert any("/edge/state" in url for url in asked)
         assert [url for url in asked if not url.startswith((app.address, "data:", "blob:"))] == []

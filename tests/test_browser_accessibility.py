@@ -2,8 +2,8 @@
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser_parts import FILLED, PATIENCE, taught, wait_until_filled
-from journeys.parts import go_to
+from browser_parts import PATIENCE, taught
+from journeys.parts import FILLED, go_to, wait_until_filled
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
@@ -23,7 +23,9 @@ def page(app, one_browser, request):
     page.set_default_timeout(PATIENCE)
     page.goto(f"{app.link}&__theme={request.param}")
     expect(page.locator("#strip")).to_contain_text("label")
-    assert page.evaluate("document.body.classList.contains('dark')") == (request.param == "dark")
+    page.wait_for_function(
+        f"document.body.classList.contains('dark') === {str(request.param == 'dark').lower()}"
+    )
     yield page
     context.close()
 

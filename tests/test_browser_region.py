@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from browser_parts import make_class, running, show_picture, use_camera
-from journeys.parts import open_page
+from browser_parts import running, show_picture
+from journeys.parts import make_class, open_page, use_camera
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser

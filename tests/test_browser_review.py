@@ -128,6 +128,7 @@ def test_all_that_a_filter_shows_is_accepted_and_taken_back_as_one(app, browser,
     expect(page.locator("#review-count")).to_have_text("45 selected")
     page.click("#review-accept")
     expect(page.locator("#review-message")).to_contain_text("45 labelled as guessed: 3 classes")
+    expect(page.locator(".review-cell")).to_have_count(0)
     for sample, class_id in app.guesses.items():
         assert label_of(app, sample) == class_id
     assert app.json("/edge/history")["entries"][0]["text"].startswith("accepted guesses of 45 pictures: ")

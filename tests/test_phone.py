@@ -94,6 +94,7 @@ def test_a_phone_that_scans_the_code_is_the_camera(app, address, tmp_path):
         desk.locator("#phone summary").click()
         expect(desk.locator("#phone-warning")).to_contain_text("The phone will warn about the certificate")
         expect(desk.locator("#phone-content")).to_contain_text(tls.fingerprint(app.server.certificate))
+        desk.wait_for_function("document.querySelector('#phone-code').complete")
         picture = np.frombuffer(desk.locator("#phone-code").screenshot(), np.uint8)
         scanned, *_ = cv2.QRCodeDetector().detectAndDecode(cv2.imdecode(picture, cv2.IMREAD_COLOR))
         assert scanned == f"https://{address}:{app.port}/"

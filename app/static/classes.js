@@ -1,5 +1,5 @@
 // The Classes tab: rename, merge and delete classes.
-import { button, confirmed, counted, isForTab, isShown, make, perform, setChildren, tell } from "./common.js";
+import { button, confirmed, counted, isForTab, isShown, make, perform, setChildren } from "./common.js";
 import { backAndForth } from "./history.js";
 
 export function mountClasses(place) {
@@ -35,7 +35,7 @@ class Classes {
       this.message, this.empty, this.table);
   }
 
-  perform(action) { return perform(action, (text, wrong) => tell(this.message, text, wrong)); }
+  perform(action) { return perform(action, this.message); }
 
   // Showing the state --------------------------------------------------------------------------------------------------
 

@@ -35,8 +35,12 @@ export function isForTab(event, place) {
   return !event.target.closest?.("input:not([type=checkbox], [type=range]), select, textarea, [contenteditable]");
 }
 
-/** A sentence in its place on a tab. */
-export function tell(element, text, wrong = false) {
+let turns = 0; // of all that is said and done
+
+/** A sentence in its place on a tab. The answer to an earlier turn hides nothing newer, unless it is a refusal. */
+export function tell(element, text, wrong = false, turn = ++turns) {
+  if (turn < element.turn && !wrong) return;
+  element.turn = turn;
   element.textContent = text;
   element.classList.toggle("warning", wrong);
 }
@@ -47,10 +51,10 @@ export const keyed = (text, key) => [`${text} `, make("kbd", {}, key)];
 /** How sure an answer is, if that was measured. */
 export const sureness = (share, calibrated) => (calibrated ? ` ${percent(share)}` : "");
 
-export const state = { now: null, listeners: [], version: "" };
+export const state = { now: null, listeners: [], version: "", heard: 0 };
 
 /** Of the classes the server sends those that have changed since the version that we name: there may be thousands. */
-export const since = () => `since=${encodeURIComponent(state.version)}&room=${encodeURIComponent(state.now?.room ?? "")}`;
+const since = () => `since=${encodeURIComponent(state.version)}&room=${encodeURIComponent(state.now?.room ?? "")}`;
 
 /** The page's own name: it stays with a tab of the browser, also when it is loaded again. */
 export const PAGE = (sessionStorage.edgePage ??= Math.random().toString(36).slice(2));
@@ -61,6 +65,7 @@ export const counted = (number, thing) => `${number.toLocaleString("en")} ${thin
 /** The state as the listeners see it: all classes as a list, which stays the same object as long as none has changed, and by id. */
 export function hear(fresh) {
   const before = state.now;
+  state.heard += 1;
   state.version = fresh.version;
   if (before && !fresh.whole && !fresh.classes.length) {
     fresh.classes = before.classes;
@@ -101,6 +106,12 @@ export async function ask(path, body) {
   return answer;
 }
 
+/** Ask how it is. What an action's answer has said meanwhile is newer. */
+export async function look() {
+  const { heard } = state, fresh = await ask(`/edge/state?${since()}`);
+  if (state.heard === heard) hear(fresh);
+}
+
 async function send(action) {
   try {
     return await ask(`/edge/act?${since()}`, JSON.stringify(action));
@@ -110,14 +121,15 @@ async function send(action) {
   }
 }
 
-/** Perform an action, and say what came of it; resolves to the answer, or to null. */
-export async function perform(action, say) {
+/** Perform an action, and say in this place what came of it; resolves to the answer, or to null. */
+export async function perform(action, place) {
+  const turn = ++turns;
   try {
     const answer = await act(action);
-    say(answer.message);
+    tell(place, answer.message, false, turn);
     return answer;
   } catch (error) {
-    say(error.message, true);
+    tell(place, error.message, true, turn);
     return null;
   }
 }

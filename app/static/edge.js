@@ -1,5 +1,5 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
-import { act, counted, ask, hear, make, since, state } from "./common.js";
+import { act, counted, look, make, state } from "./common.js";
 import { mountClasses } from "./classes.js";
 import { mountReview, showBadge } from "./review.js";
 import { mountTeach } from "./teach.js";
@@ -108,7 +108,7 @@ async function beat() {
   let pause = document.hidden ? HIDDEN_MS : VISIBLE_MS;
   try {
     mount();
-    hear(await ask(`/edge/state?${since()}`));
+    await look();
   } catch (error) {
     if (error instanceof TypeError) showLost(); else console.error(error);
     pause = LOST_MS;
@@ -117,5 +117,5 @@ async function beat() {
 }
 
 state.listeners.push(showStrip, showProblem, showBadge);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(`/edge/state?${since()}`).then(hear).catch(() => {}); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) look().catch(() => {}); });
 beat();

@@ -334,7 +334,7 @@ class Review {
   async perform(action) {
     if (action.samples && !action.samples.length) return this.say("choose a picture first: click it, or press an arrow", true);
     this.acting = true; // the page is asked for once, afterwards
-    const answer = await perform(action, (text, wrong) => this.say(text, wrong));
+    const answer = await perform(action, this.message);
     // Acted on is no longer selected; what came back by an undo is not selected either.
     if (answer) for (const id of action.samples ?? []) this.selected.delete(id);
     this.acting = false;

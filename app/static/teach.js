@@ -214,14 +214,12 @@ class Teach {
     if (this.holds && this.now?.frame?.held) navigator.sendBeacon("/edge/act", JSON.stringify({ do: "hold", held: false }));
   }
 
-  say(text, bad = false) {
-    tell(this.message, text ? `${bad ? "⚠" : "✓"} ${text}` : "", bad);
-  }
+  say(text, wrong) { tell(this.message, text, wrong); }
 
   // Doing --------------------------------------------------------------------------------------------------------------
 
   async perform(action) {
-    const answer = await perform(action, (text, wrong) => this.say(text, wrong));
+    const answer = await perform(action, this.message);
     if (answer) this.lesson.textContent = "";
     return answer;
   }

@@ -117,21 +117,22 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         leave = gr.Button("Cancel", elem_id="memory-cancel", scale=0, min_width=140)
     done = gr.HTML(elem_id="memory-done", **PLAIN)
 
-    def change(size: str, confirmed: bool = False) -> list[Any]:
-        """What to say, and the question with its warning."""
-        wanted, held = holds(studio, parse_bytes(size))
-        if wanted < held and not confirmed:
-            return ["", warning(wanted, held), gr.Row(visible=True)]
-        told = f'<p role="status">{escape(apply(studio, parse_bytes(size)))}</p>'
-        return [told, "", gr.Row(visible=False)]
+    asked = gr.State(0)  # the bytes of the question: others may be typed meanwhile
+
+    def change(wanted: int) -> list[Any]:
+        told = f'<p role="status">{escape(apply(studio, wanted))}</p>'
+        return [told, "", gr.Row(visible=False), 0]
+
+    def change_or_ask(size: str) -> list[Any]:
+        wanted = parse_bytes(size)
+        stay, held = holds(studio, wanted)
+        return ["", warning(stay, held), gr.Row(visible=True), wanted] if stay < held else change(wanted)
 
     shown(studio).keep_fresh(tab, [facts])
     # Left alone if it shows the budget already: somebody may be typing by now.
     tab.select(
         saying_errors(lambda shown: gr.skip() if shown == current() else current()), budget, budget, **QUIET
     )
-    # A question about another value; unqueued, or it could close the one that follows.
-    budget.change(lambda: gr.Row(visible=False), None, question, queue=False, **QUIET)
-    use.click(saying_errors(change), budget, [done, dropped, question], **QUIET)
-    sure.click(saying_errors(lambda size: change(size, True)), budget, [done, dropped, question], **QUIET)
-    leave.click(saying_errors(current), None, budget, **QUIET)
+    use.click(saying_errors(change_or_ask), budget, [done, dropped, question, asked], **QUIET)
+    sure.click(saying_errors(change), asked, [done, dropped, question, asked], **QUIET)
+    leave.click(saying_errors(lambda: [current(), gr.Row(visible=False)]), None, [budget, question], **QUIET)

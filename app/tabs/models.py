@@ -154,6 +154,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         question = gr.HTML("", elem_id="models-roll-question", **PLAIN)
         yes_button = button("Yes, use it", "roll-yes", variant="stop")
         no_button = button("Cancel", "roll-no", min_width=120)
+    asked = gr.State()  # the version of the question: another one may be chosen meanwhile
     periodic = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
         _build_devices(studio, tab)
@@ -188,7 +189,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     def ask(number: int | None) -> list[Any]:
         if number is None:
             raise UserError("choose a version first")
-        return [gr.Row(visible=True), f"<p>Use v{number} on all devices?</p>"]
+        return [gr.Row(visible=True), f"<p>Use v{number} on all devices?</p>", number]
 
     def roll(number: int) -> gr.Row:
         try:
@@ -201,9 +202,9 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     in_view: Any = {"show_progress": "full", "api_visibility": "private"}
     publish_button.click(saying_errors(lambda: try_to_publish()), None, [status, anyway_button], **in_view)
     anyway_button.click(saying_errors(lambda: try_to_publish(True)), None, [status, anyway_button], **in_view)
-    roll_button.click(saying_errors(ask), target, [really, question], **QUIET)
-    yes_button.click(saying_errors(roll), target, really, **QUIET)
-    gr.on([no_button.click, target.change], lambda: gr.Row(visible=False), None, really, **QUIET)
+    roll_button.click(saying_errors(ask), target, [really, question, asked], **QUIET)
+    yes_button.click(saying_errors(roll), asked, really, **QUIET)
+    no_button.click(lambda: gr.Row(visible=False), None, really, **QUIET)
 
 
 def _build_devices(studio: Studio, tab: gr.Tab) -> None:

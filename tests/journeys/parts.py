@@ -188,12 +188,23 @@ PAGE_PATIENCE = 40_000  # milliseconds
 # In the place of the browser's camera a picture that a test draws; everything behind it is the page's own.
 DRAWN_CAMERA = """
 const canvas = Object.assign(document.createElement("canvas"), { width: 640, height: 480 });
+const copy = Object.assign(document.createElement("canvas"), { width: 640, height: 480 }).getContext("2d", { willReadFrequently: true });
+const pixels = (shown) => {
+  copy.drawImage(shown, 0, 0, 640, 480);
+  return copy.getImageData(0, 0, 640, 480).data.filter((value, place) => place % 97 === 0);
+};
 window.showPicture = async (url) => {
   const picture = Object.assign(new Image(), { src: url });
   await picture.decode();
   window.drawPicture = () => canvas.getContext("2d").drawImage(picture, 0, 0, 640, 480);
   window.drawPicture();
-  await new Promise((done) => setTimeout(done, 250)); // until the video shows it, and not the picture before
+  // Until the page shows it, and not the picture before: a video is behind its camera. One that is hidden shows nothing.
+  const wanted = pixels(canvas), begun = performance.now();
+  const video = () => document.querySelector("#preview:not([hidden])");
+  while (video() && pixels(video()).some((value, place) => Math.abs(value - wanted[place]) > 8)) {
+    if (performance.now() - begun > 40000) throw new Error("the page does not show the picture that is before its camera");
+    await new Promise((then) => setTimeout(then, 20));
+  }
 };
 setInterval(() => window.drawPicture?.(), 40); // a stream of one still picture stands still
 navigator.mediaDevices.getUserMedia = async () => (window.cameraOfTheTest = canvas.captureStream(25));
@@ -244,12 +255,75 @@ def go_to(page: Page, tab: str) -> None:
         page.locator(".overflow-dropdown button", has_text=tab).click()
 
 
+def open_choices(page: Page) -> None:
+    """Where pictures may come from: open already, if there is no source."""
+    choices, change = page.locator("#choices"), page.locator("#source-change")
+    expect(choices.or_(change).filter(visible=True).first).to_be_visible()
+    if not choices.is_visible():
+        change.click()
+
+
+def use_camera(page: Page) -> None:
+    open_choices(page)
+    page.click("#source-browser")
+    expect(page.locator("#preview")).to_be_visible()
+    expect(page.locator("#source-state")).to_contain_text("browser camera")  # the server knows it, too
+
+
+# The tabs, and what is to be seen there once they have been filled with what has been taught.
+FILLED = {
+    "Teach": ".class-card",
+    "Review": "#review-grid .review-cell",
+    "Accuracy": "#accuracy-confusion td.right",
+    "Memory": "#memory-facts :text('MB')",
+    "Classes": "#classes-table tbody tr",
+    "Models": "#models-publish",
+    "Benchmarks": "#benchmarks-start",
+    "Settings": "#settings-save",
+}
+# Gradio fills a tab after it has been shown: until nothing has changed for a while, but no longer than the app's own polling may take.
+STILL = """
+async () => {
+  const begun = performance.now();
+  let changed = begun;
+  const watching = new MutationObserver(() => { changed = performance.now(); });
+  watching.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+  while (performance.now() - changed < 400 && performance.now() - begun < 1500) await new Promise((then) => setTimeout(then, 50));
+  watching.disconnect();
+}
+"""
+
+
+def wait_until_filled(page: Page, content: str) -> None:
+    """Until this content of the tab is there, and the tab stands still."""
+    expect(page.locator(content).first).to_be_visible()
+    page.evaluate(STILL)
+
+
 # What is on the screen: a moment of the camera's picture, or the frame of another source.
 SHOWN = "(document.querySelector('#preview:not([hidden])')?.currentTime || document.querySelector('#screen')?.dataset.shown)"
 
 
-def wait_for_picture(page: Page, other_than: object = None) -> None:
-    page.wait_for_function(f"before => {SHOWN} && {SHOWN} !== before", arg=other_than)
+def next_frame(page: Page) -> None:
+    page.wait_for_function(f"before => {SHOWN} && {SHOWN} !== before", arg=page.evaluate(SHOWN))
+
+
+def make_class(page: Page, name: str) -> None:
+    """Of a frame that has no label yet."""
+    next_frame(page)
+    page.keyboard.press("n")
+    page.locator("#new-class-name").fill(name)
+    page.keyboard.press("Enter")
+    expect(page.locator("#message")).to_contain_text(f"{name} saved")
+    expect(page.locator("#new-class")).to_be_hidden()
+
+
+def tap(page: Page, key: str) -> None:
+    """Press and let go within one moment, however slow the machine is: a key that is held down records a burst."""
+    page.evaluate(
+        "key => ['keydown', 'keyup'].forEach((type) => document.body.dispatchEvent(new KeyboardEvent(type, { key, bubbles: true })))",
+        key,
+    )
 
 
 def hold_up(page: Page, image: np.ndarray) -> None:

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from journeys.parts import (
+    FILLED,
     QUICK,
     digit_folders,
     digits,
@@ -18,11 +19,11 @@ from journeys.parts import (
     png,
     running_app,
     wait_for,
+    wait_until_filled,
     zip_of,
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-TABS = ("Teach", "Review", "Accuracy", "Memory", "Classes", "Models", "Benchmarks", "Settings")
 # Of every table that is shown: its edges, and how much of its width is out of sight.
 TABLES = """
 [...document.querySelectorAll(".edge-table, .accuracy-matrix")].filter((each) => each.offsetParent).map((each) => {
@@ -159,6 +160,7 @@ def test_a_model_is_published_taken_home_and_rolled_back(app, browser):
     page = open_page(browser, app, "Models")
     page.locator("#models-publish").click()
     wait_for(lambda: current() == 1, "the first version")
+    expect(page.locator("#models-status")).to_contain_text("version 1")  # else the next press would not count
     expect(page.locator("#models-versions")).to_contain_text("v1")
     status, bundle = app.get("/edge/device/1.zip")
     (app.workspace.parent / "device.zip").write_bytes(bundle)
@@ -169,6 +171,7 @@ def test_a_model_is_published_taken_home_and_rolled_back(app, browser):
     page.locator("#models-publish").click()
     wait_for(lambda: current() == 2, "the second version")
     expect(page.locator("#models-versions tr.current")).to_contain_text("v2")
+    expect(page.locator("#models-target input")).to_have_value("v2, current")
     page.locator("#models-target input").click()
     page.get_by_role("option", name=re.compile("1")).first.click()
     page.locator("#models-roll").click()
@@ -225,9 +228,9 @@ def test_every_tab_fits_a_phone_and_no_script_fails(app, browser):
     page = open_page(browser, app, viewport={"width": 390, "height": 844}, has_touch=True)
     failed: list[str] = []
     page.on("pageerror", lambda error: failed.append(str(error)))
-    for tab in TABS:
+    for tab, filled in FILLED.items():
         go_to(page, tab)
-        page.wait_for_timeout(300)
+        wait_until_filled(page, filled)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab
         for left, right, hidden in page.evaluate(TABLES):
             assert left == 12 and right <= 378 and hidden <= 0, f"a table of {tab} is inset, or cut off"

@@ -5,7 +5,18 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from journeys.parts import App, go_to, hold_up, open_page, running_app, views, wait_for, wait_for_picture
+from journeys.parts import (
+    App,
+    go_to,
+    hold_up,
+    make_class,
+    open_page,
+    running_app,
+    tap,
+    use_camera,
+    views,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -19,20 +30,8 @@ def app(tmp_path_factory):
 
 def open_with_camera(browser: Browser, app: App) -> Page:
     page = open_page(browser, app)
-    if not page.locator("#source-browser").is_visible():
-        page.click("#source-change")
-    page.click("#source-browser")
-    expect(page.locator("#preview")).to_be_visible()
+    use_camera(page)
     return page
-
-
-def make_class(page: Page, name: str) -> None:
-    wait_for_picture(page)
-    page.keyboard.press("n")
-    page.locator("#new-class-name").fill(name)
-    page.keyboard.press("Enter")
-    expect(page.locator("#message")).to_contain_text(f"{name} saved")
-    expect(page.locator("#new-class")).to_be_hidden()
 
 
 def test_three_things_are_taught_by_keys_and_known_in_views_never_shown(app, browser):
@@ -40,15 +39,14 @@ def test_three_things_are_taught_by_keys_and_known_in_views_never_shown(app, bro
     for choice in ("Camera", "Pictures", "demonstration"):
         expect(page.locator(".source-choice", has_text=choice)).to_be_visible()
     expect(page.locator("#new-class-open")).to_be_hidden()
-    page.click("#source-browser")
-    expect(page.locator("#preview")).to_be_visible()
+    use_camera(page)
     for key, name in enumerate(("temple", "flower", "stripes"), 1):
         for number, view in enumerate(views(name, 3)):
             hold_up(page, view)
             if number == 0:
                 make_class(page, name)
             else:
-                page.keyboard.press(str(key))
+                tap(page, str(key))
                 wait_for(lambda name=name, count=number + 1: app.labels()[name] == count, "the label")
     assert app.labels() == {"temple": 3, "flower": 3, "stripes": 3}
     for name in ("flower", "temple", "stripes"):
@@ -61,7 +59,7 @@ def test_three_things_are_taught_by_keys_and_known_in_views_never_shown(app, bro
 def test_keys_label_take_back_do_again_and_a_burst_is_one_action(app, browser):
     page, before = open_with_camera(browser, app), app.labels()
     hold_up(page, views("temple", 1, seed=2)[0])
-    page.keyboard.press("1", delay=150)  # as a finger does: not yet a hold
+    tap(page, "1")
     expect(page.locator("#message")).to_contain_text("temple saved")
     assert app.labels() == {**before, "temple": before["temple"] + 1}
     page.keyboard.press("u")
@@ -72,7 +70,7 @@ def test_keys_label_take_back_do_again_and_a_burst_is_one_action(app, browser):
     page.keyboard.press(" ")
     expect(page.locator("#held")).to_be_visible()
     hold_up(page, views("flower", 1, seed=3)[0])
-    page.keyboard.press("2")  # of the picture that was held
+    tap(page, "2")  # of the picture that was held
     expect(page.locator("#held")).to_be_hidden()
     expect(page.locator("#message")).to_contain_text("flower")
     after = app.labels()
@@ -95,7 +93,7 @@ def test_the_history_takes_back_what_came_after_a_line(app, browser):
     for seed, key in ((4, "1"), (5, "2"), (6, "3")):
         hold_up(page, views(("temple", "flower", "stripes")[int(key) - 1], 1, seed=seed)[0])
         seq = app.state()["seq"]
-        page.keyboard.press(key)
+        tap(page, key)
         wait_for(lambda seq=seq: app.state()["seq"] == seq + 1, "the label")
     assert sum(app.labels().values()) == sum(before.values()) + 3
     page.locator("#teach .history-open").click()
@@ -113,7 +111,7 @@ def test_two_pages_show_the_same(app, browser):
     first, second = open_with_camera(browser, app), open_page(browser, app)
     hold_up(first, views("temple", 1, seed=7)[0])
     count = app.labels()["temple"]
-    first.keyboard.press("1")
+    tap(first, "1")
     expect(second.locator(".class-button", has_text="temple")).to_contain_text(str(count + 1))
     second.keyboard.press("u")
     expect(first.locator(".class-button", has_text="temple")).to_contain_text(str(count))
@@ -142,6 +140,7 @@ def test_after_a_reload_and_a_kill_everything_is_there(app, browser):
     expect(page.locator("#preview")).to_be_visible()  # the camera comes back by itself
     expect(page.locator(".class-button")).to_have_count(3)
     app.process.kill()
+    app.process.wait()
     expect(page.locator("#strip")).to_contain_text("does not answer")
     with running_app(app.workspace) as again:
         page = open_page(browser, again)

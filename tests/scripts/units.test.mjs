@@ -63,6 +63,43 @@ test("actions are sent one after the other, and one that fails holds up none", a
   assert.deepEqual(sent, ["label", "undo"]);
 });
 
+/** A server that answers a path when it is told to, and a place for messages. */
+function slowServer() {
+  const asked = [], place = { ...element(), classList: { toggle() {} } };
+  globalThis.fetch = (path) => new Promise((resolve) => asked.push({ path, resolve }));
+  const answerTo = async (start, said) => {
+    while (!asked.some(({ path }) => path.startsWith(start))) await null;
+    const [{ resolve }] = asked.splice(asked.findIndex(({ path }) => path.startsWith(start)), 1);
+    resolve({ json: async () => said });
+  };
+  return { place, answerTo };
+}
+
+test("the answer to an earlier action hides nothing newer, unless it is a refusal", async () => {
+  const { place, answerTo } = slowServer();
+  for (const [said, shown] of [[{ message: "undone" }, "no camera"], [{ error: "the disk is full" }, "the disk is full"]]) {
+    const undo = common.perform({ do: "undo" }, place);
+    common.tell(place, "no camera", true);
+    await answerTo("/edge/act", said);
+    await undo;
+    assert.equal(place.textContent, shown);
+  }
+});
+
+test("a state that was asked for before an action's answer came does not take its place", async () => {
+  const { place, answerTo } = slowServer();
+  const look = common.look(), hold = common.perform({ do: "hold" }, place);
+  await answerTo("/edge/act", { message: "held", state: answer([], { frame: "held" }) });
+  await hold;
+  await answerTo("/edge/state", answer([], { frame: "live" }));
+  await look;
+  assert.equal(common.state.now.frame, "held");
+  const again = common.look();
+  await answerTo("/edge/state", answer([], { frame: "live" }));
+  await again;
+  assert.equal(common.state.now.frame, "live");
+});
+
 test("a key is for a tab that is shown, and not for a field or a browser's shortcut", () => {
   const place = { offsetParent: {} }, field = { closest: () => ({}) }, page = { closest: () => null };
   assert.ok(common.isForTab({ target: page }, place));
