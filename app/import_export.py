@@ -1,4 +1,4 @@
-"""Imports of labelled samples, one at a time, in a thread of their own while the page goes on; and exports as a zip.
+"""Imports of labelled samples, one at a time, in a thread of their own while the page goes on.
 
 A zip on its way lies in the server's temporary folder, and is gone when it has arrived.
 """
@@ -22,7 +22,7 @@ from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors
 from edge_hpcr.common.text import natural_order
 from edge_hpcr.live.live_learner import LiveLearner
-from edge_hpcr.workspace.transfer import export_samples, import_samples, look_at
+from edge_hpcr.workspace.transfer import import_samples, look_at
 from edge_hpcr.workspace.workspace import Workspace
 
 LOG = logging.getLogger(__name__)
@@ -171,13 +171,6 @@ class Imports:
 
         self._thread = threading.Thread(target=run, name="import", daemon=True)
         self._thread.start()
-
-
-def export_zip(workspace: Workspace) -> IO[bytes]:
-    """All labelled samples as an open zip, whose file is removed already: nothing is left if a download breaks off."""
-    with tempfile.TemporaryDirectory(prefix="export-", dir=os.environ.get("GRADIO_TEMP_DIR")) as folder:
-        export_samples(workspace, Path(folder, "samples.zip"))
-        return Path(folder, "samples.zip").open("rb")
 
 
 def upload_path(name: str) -> Path:

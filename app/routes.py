@@ -14,8 +14,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,13 +32,13 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from app import actions, review
-from app.import_export import export_zip
 from app.page_feeder import BrowserCamera, answer_state, encoded
 from app.studio import Studio
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.files import disk_errors, sha256
 from edge_hpcr.stream.decode import decode_image
 from edge_hpcr.workspace.sample_files import sample_path
+from edge_hpcr.workspace.transfer import export_samples
 from export.publish.handout import bundle_name, write_bundle
 
 LOG = logging.getLogger(__name__)
@@ -51,10 +52,8 @@ LARGEST_FRAME, LARGEST_FRAME_PIXELS = 4_000_000, 10_000_000
 LONGEST_NAME = 200  # of a picture's file
 MOST_FILES = 20_000  # of an upload
 MOST_CARDS, CARD_PICTURES = 100, 3
-SMALLEST_THING, MIDDLE = (
-    0.45,
-    (0.5, 0.5, 1.0),
-)  # of a picture's shorter side; if nobody knows where the thing is
+SMALLEST_THING = 0.45  # of a picture's shorter side
+MIDDLE = (0.5, 0.5, 1.0)  # if nobody knows where the thing is
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 NEVER_STORE = {"Cache-Control": "no-store"}
 SAMPLES_STAY = {"Cache-Control": "private, max-age=86400, immutable"}  # an id is never given to another image
@@ -79,6 +78,12 @@ def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] = dict) -> l
 
         return route(path, answer)
 
+    def sending(path: str, download: Callable[[Request], Response]) -> Route:
+        async def answer(request: Request) -> Response:
+            return await run_in_threadpool(download, request)
+
+        return route(path, answer)
+
     return [
         route("/healthz", answers.healthz),
         route("/metrics", answers.metrics),
@@ -94,8 +99,8 @@ def routes(studio: Studio, invitation: Callable[[], dict[str, Any]] = dict) -> l
         route("/edge/sample/{id:int}", answers.sample),
         asking("/edge/samples", lambda request: review.page(studio, dict(request.query_params))),
         route("/edge/import", answers.import_files, "POST"),
-        route("/edge/export.zip", answers.export_zip),
-        route("/edge/device/{version:int}.zip", answers.bundle),
+        sending("/edge/export.zip", answers.export_zip),
+        sending("/edge/device/{version:int}.zip", answers.bundle),
         route("/edge/static/{name}", answers.static),
     ]
 
@@ -228,13 +233,16 @@ class Answers:
         state = await run_in_threadpool(self.now, request, fresh=True)
         return JSONResponse({"state": state}, headers=NEVER_STORE)
 
-    async def export_zip(self, request: Request) -> Response:
-        return _download(await run_in_threadpool(export_zip, self._studio.workspace), "edge-hpcr-samples.zip")
+    def export_zip(self, request: Request) -> Response:
+        return _download("edge-hpcr-samples.zip", partial(export_samples, self._studio.workspace))
 
-    async def bundle(self, request: Request) -> Response:
+    def bundle(self, request: Request) -> Response:
+        """Everything for a device."""
         version = request.path_params["version"]
-        file = await run_in_threadpool(device_zip, self._studio.own.workspace.layout.exports, version)
-        return _download(file, f"{bundle_name(version)}.zip")
+        return _download(
+            f"{bundle_name(version)}.zip",
+            lambda path: write_bundle(self._studio.own.workspace.layout.exports, version, path),
+        )
 
     async def static(self, request: Request) -> Response:
         path = SCRIPTS.get(request.path_params["name"])
@@ -257,21 +265,14 @@ def square(image: np.ndarray, across: float, down: float, side: float) -> np.nda
     return image[top : top + pixels, left : left + pixels]
 
 
-def device_zip(exports: Path, version: int) -> IO[bytes]:
-    """Everything for a device as a zip, opened; it is gone when it is closed."""
+def _download(name: str, write: Callable[[Path], object]) -> Response:
+    """A zip that is written now. While it is sent its file is removed already: nothing is left if that breaks off."""
     with (
-        disk_errors("the zip for a device cannot be written", "make room and try again"),
-        ExitStack() as closed,
+        disk_errors("the zip cannot be written", "make room and try again"),
+        tempfile.TemporaryDirectory(prefix="export-", dir=os.environ.get("GRADIO_TEMP_DIR")) as folder,
     ):
-        file = closed.enter_context(tempfile.TemporaryFile(dir=os.environ.get("GRADIO_TEMP_DIR")))
-        write_bundle(exports, version, file)
-        file.seek(0)
-        closed.pop_all()  # whoever sends it closes it
-        return file
-
-
-def _download(file: IO[bytes], name: str) -> Response:
-    """A zip that is open, and closed when it was sent."""
+        write(Path(folder, name))
+        file = Path(folder, name).open("rb")  # noqa: SIM115  # whoever sends it closes it
     headers = {
         "Content-Length": str(os.fstat(file.fileno()).st_size),
         "Content-Disposition": f'attachment; filename="{name}"',

@@ -51,8 +51,7 @@ export class BrowserCamera {
     }
     this.stop();
     this.media = media;
-    this.device = chosen.device;
-    chosen.device = chosen.device || "";
+    chosen.device = this.device = chosen.device; // from now on it is used, also without a choice
     this.video.srcObject = media;
     this.video.play().catch(() => {}); // not waited for: a camera may take long to its first picture
     for (const track of media.getVideoTracks()) track.addEventListener("ended", () => { if (this.media === media) this.lose(GONE); });

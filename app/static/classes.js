@@ -2,25 +2,7 @@
 import { button, confirmed, counted, isForTab, isShown, make, perform, setChildren } from "./common.js";
 import { backAndForth } from "./history.js";
 
-export function mountClasses(place) {
-  const page = new Classes(place);
-  document.addEventListener("keydown", (event) => page.keyDown(event));
-  return (now) => page.show(now);
-}
-
-function mergeText(from, into) {
-  if (!from.labels) return `${from.name} has no labels. ${from.name} is gone; ${into.name} stays as it is. Press u to undo.`;
-  const become = from.labels === 1 ? "It becomes a label" : "They become labels";
-  return `${from.name} has ${counted(from.labels, "label")}. ${become} of ${into.name}; ${from.name} is gone. Press u to undo.`;
-}
-
-function deleteText(row) {
-  if (!row.labels) return `Deletes the class ${row.name}, which has no labelled samples. Undo brings it back.`;
-  const held = row.held_out ? `, ${row.held_out} of them held out` : "";
-  return `Deletes the class ${row.name} and its ${counted(row.labels, "labelled sample")}${held}. The learner forgets it. Undo brings it back as long as the images are kept.`;
-}
-
-class Classes {
+export class Classes {
   constructor(place) {
     this.place = place;
     this.message = make("p", { id: "classes-message", class: "tab-message", role: "status", "aria-live": "polite" });
@@ -31,7 +13,7 @@ class Classes {
       make("thead", {}, make("tr", {}, ...["Key", "Name", "Labels", "Held out", "Change"].map((title) => make("th", { scope: "col" }, title)))),
       this.body);
     this.place.replaceChildren(
-      make("div", { class: "edge-row" }, ...backAndForth("classes-", (action) => this.perform(action))),
+      make("div", { class: "edge-row" }, ...backAndForth("classes-", (action) => this.perform(action), (event) => isForTab(event, this.place))),
       this.message, this.empty, this.table);
   }
 
@@ -89,23 +71,14 @@ class Classes {
 
   async merge(from) {
     const others = this.now.classes.filter((row) => row.id !== from.id);
-    const choice = make("select", { id: "classes-merge-into", "aria-label": `the class that ${from.name} becomes part of`, onchange: () => say() }, ...others.map((row) => make("option", { value: row.id }, row.name)));
-    const text = make("span", { id: "classes-merge-text" });
-    const say = () => { text.textContent = mergeText(from, others.find((row) => row.id === Number(choice.value))); };
-    say();
+    const choice = make("select", { id: "classes-merge-into", "aria-label": `the class that ${from.name} becomes part of` }, ...others.map((row) => make("option", { value: row.id }, row.name)));
+    const text = `Its ${counted(from.labels, "label")} will be of that class, and ${from.name} is gone. Press u to undo.`;
     const question = [make("label", {}, `Merge ${from.name} into `, choice), make("br"), text];
     if (await confirmed(question, "Merge")) this.perform({ do: "merge_classes", class: from.id, into: Number(choice.value) });
   }
 
   async remove(row) {
-    if (await confirmed(deleteText(row), "Delete")) this.perform({ do: "delete_class", class: row.id });
-  }
-
-  keyDown(event) {
-    if (!isForTab(event, this.place) || event.repeat) return;
-    if (event.key === "u") this.perform({ do: "undo" });
-    else if (event.key === "r") this.perform({ do: "redo" });
-    else return;
-    event.preventDefault();
+    const text = `Deletes the class ${row.name} and its ${counted(row.labels, "labelled sample")}. The learner forgets it. Undo brings it back as long as the images are kept.`;
+    if (await confirmed(text, "Delete")) this.perform({ do: "delete_class", class: row.id });
   }
 }

@@ -1,12 +1,12 @@
 // The entry: fills the tabs that our scripts draw, asks for the state several times a second, and shows the strip on top.
 import { act, counted, look, make, state } from "./common.js";
-import { mountClasses } from "./classes.js";
-import { mountReview, showBadge } from "./review.js";
-import { mountTeach } from "./teach.js";
+import { Classes } from "./classes.js";
+import { Review, showBadge } from "./review.js";
+import { Teach } from "./teach.js";
 import { openWorkspaces } from "./workspaces.js";
 
-const mounts = { teach: mountTeach, review: mountReview, classes: mountClasses };
-const OWN = Object.keys(mounts).map((name) => `#${name}`).join();
+const TABS = { teach: Teach, review: Review, classes: Classes };
+const OWN = Object.keys(TABS).map((name) => `#${name}`).join();
 const VISIBLE_MS = 200, HIDDEN_MS = 3000, LOST_MS = 1000;
 
 // The strip ----------------------------------------------------------------------------------------------------------
@@ -93,14 +93,13 @@ new MutationObserver(holdFields).observe(document.body, { childList: true, subtr
 // The heartbeat ------------------------------------------------------------------------------------------------------
 
 function mount() {
-  for (const [name, build] of Object.entries(mounts)) {
+  for (const [name, Tab] of Object.entries(TABS)) {
     const place = document.getElementById(name);
-    if (place && !place.dataset.mounted) {
-      place.dataset.mounted = "yes";
-      const listener = build(place);
-      if (listener) state.listeners.push(listener);
-      if (listener && state.now) listener(state.now);
-    }
+    if (!place || place.dataset.mounted) continue;
+    place.dataset.mounted = "yes";
+    const tab = new Tab(place);
+    state.listeners.push((now) => tab.show(now));
+    if (state.now) tab.show(state.now);
   }
 }
 

@@ -1,11 +1,19 @@
 // Undo, Redo and the history: what was done, the newest first, with a way back to any point.
 import { button, closeButton, counted, ask, keyed, make, openDialog } from "./common.js";
 
-/** The three buttons that Teach, Review and Classes share; `perform` does an action and says what came of it. */
-export function backAndForth(prefix, perform) {
+/** The three buttons that Teach, Review and Classes share, and their keys; `perform` does an action and says what came of it,
+ * `hears` says whether a key press is meant. */
+export function backAndForth(prefix, perform, hears) {
+  const undo = () => perform({ do: "undo" }), redo = () => perform({ do: "redo" });
+  document.addEventListener("keydown", (event) => {
+    if (!["u", "r"].includes(event.key) || event.repeat || !hears(event)) return;
+    event.preventDefault();
+    if (event.key === "u") undo();
+    else redo();
+  });
   return [
-    button(`${prefix}undo`, keyed("Undo", "u"), () => perform({ do: "undo" }), { title: "undo the last action" }),
-    button(`${prefix}redo`, keyed("Redo", "r"), () => perform({ do: "redo" }), { title: "redo it" }),
+    button(`${prefix}undo`, keyed("Undo", "u"), undo, { title: "undo the last action" }),
+    button(`${prefix}redo`, keyed("Redo", "r"), redo, { title: "redo it" }),
     button(null, "History", () => open(perform), { class: "edge-button history-open", title: "what was done, and back to any point of it" }),
   ];
 }

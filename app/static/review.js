@@ -4,16 +4,9 @@ import { backAndForth } from "./history.js";
 import { LargePicture } from "./large_picture.js";
 import { openPictures } from "./pictures.js";
 
-const EXPORTED = "all labelled pictures, a folder for each class";
 const RELOAD_MS = 500; // between two reloads, as something changed elsewhere or guesses were not there in time
 
-export function mountReview(place) {
-  const page = new Review(place);
-  document.addEventListener("keydown", (event) => page.keyDown(event));
-  return (now) => page.show(now);
-}
-
-class Review {
+export class Review {
   constructor(place) {
     this.place = place;
     this.view = "queue";
@@ -27,6 +20,7 @@ class Review {
     this.loadedAt = -Infinity;
     this.question = 0; // the newest one; answers to older ones are dropped
     this.build();
+    document.addEventListener("keydown", (event) => this.keyDown(event));
   }
 
   build() {
@@ -60,9 +54,9 @@ class Review {
       make("div", { class: "edge-row review-top" }, make("div", { class: "edge-row", role: "group", "aria-label": "which samples" }, ...this.views.values()), this.filters,
         make("div", { class: "edge-row review-transfer" },
           button("review-pictures", "Add pictures …", openPictures),
-          make("a", { id: "export-start", class: "edge-button", href: "/edge/export.zip", download: "", title: EXPORTED }, "Export a zip"))),
+          make("a", { id: "export-start", class: "edge-button", href: "/edge/export.zip", download: "", title: "all labelled pictures, a folder for each class" }, "Export a zip"))),
       make("div", { class: "review-bar", role: "region", "aria-label": "what to do with them" },
-        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, ...backAndForth("review-", (action) => this.perform(action)))),
+        make("div", { class: "edge-row" }, this.count, this.all, this.none, this.accept, this.dismiss, this.remove, make("span", { class: "edge-row review-back" }, ...backAndForth("review-", (action) => this.perform(action), (event) => this.hears(event)))),
         make("div", { class: "edge-row review-labels" }, this.classes, this.newClass),
         this.message),
       this.grid, this.empty,
@@ -190,17 +184,11 @@ class Review {
     }
   }
 
-  /** Sample at a distance from the current one, in the order of the page. */
-  neighbour(steps) {
-    const index = this.samples.findIndex((sample) => sample.id === this.current);
-    if (index < 0) return this.samples[0]?.id ?? null;
-    return this.samples[Math.max(0, Math.min(this.samples.length - 1, index + steps))].id;
-  }
-
-  /** `range` selects what lies between, too. */
+  /** Go on from the current sample, in the order of the page; `range` selects what lies between, too. */
   move(steps, range = false) {
-    const id = this.neighbour(steps), from = this.current;
-    if (id === null) return;
+    const from = this.current, index = this.samples.findIndex((sample) => sample.id === from), last = this.samples.length - 1;
+    if (last < 0) return;
+    const { id } = this.samples[index < 0 ? 0 : Math.max(0, Math.min(last, index + steps))];
     if (range && !this.large.isOpen) {
       if (from !== null && !this.selected.has(from)) this.touch(from, true, false);
       this.touch(id, true, true);
@@ -309,17 +297,10 @@ class Review {
     return this.selected.size ? [...this.selected] : this.current === null ? [] : [this.current];
   }
 
-  label(classId) {
-    if (this.chosen().length) this.give(this.chosen(), classId);
-    else this.say("choose a picture first: click it, or press an arrow", true);
-  }
-
-  give(ids, classId) { return this.perform({ do: "label_samples", samples: ids, class: classId }); }
+  label(classId) { return this.perform({ do: "label_samples", samples: this.chosen(), class: classId }); }
 
   async labelNew() {
-    const ids = this.chosen();
-    if (!ids.length) this.say("choose a picture first: click it, or press an arrow", true);
-    else if (await this.perform({ do: "label_samples", samples: ids, name: this.name.value })) this.name.value = "";
+    if (await this.perform({ do: "label_samples", samples: this.chosen(), name: this.name.value })) this.name.value = "";
   }
 
   /** Each chosen sample gets the class that the learner takes it for, all by one action: as the page shows it, or, of
@@ -330,9 +311,9 @@ class Review {
     return this.perform({ do: "accept_guesses", samples: this.chosen(), shown });
   }
 
-  /** Resolves to whether it was done. */
+  /** Resolves to the answer, if it was done. */
   async perform(action) {
-    if (action.samples && !action.samples.length) return this.say("choose a picture first: click it, or press an arrow", true);
+    if (action.samples?.length === 0) return this.say("choose a picture first: click it, or press an arrow", true);
     this.acting = true; // the page is asked for once, afterwards
     const answer = await perform(action, this.message);
     // Acted on is no longer selected; what came back by an undo is not selected either.
@@ -342,6 +323,8 @@ class Review {
     return answer;
   }
 
+  hears(event) { return this.large.isOpen ? this.large.hears(event) : isForTab(event, this.place); }
+
   keyDown(event) {
     if (event.repeat && !event.key.startsWith("Arrow")) return;
     if ((event.ctrlKey || event.metaKey) && event.key === "a" && isShown(this.place) && !event.target.closest?.("input:not([type=checkbox]), select") && !document.querySelector("dialog[open]")) {
@@ -349,14 +332,12 @@ class Review {
       this.selectAll();
       return;
     }
-    if (this.large.isOpen ? !this.large.hears(event) : !isForTab(event, this.place)) return;
+    if (!this.hears(event)) return;
     const row = classOfKey(this.now, event.key);
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.columns, ArrowUp: -this.columns }[event.key];
     const onPicture = this.large.isOpen || event.target === document.body || event.target.classList.contains("review-face");
     const moves = onPicture || event.target.classList.contains("review-box") || event.target.role === "tab"; // the tab was just clicked
     if (row) this.label(row.id);
-    else if (event.key === "u") this.perform({ do: "undo" });
-    else if (event.key === "r") this.perform({ do: "redo" });
     else if (event.key === "d" && this.view === "queue") this.perform({ do: "dismiss", samples: this.chosen() });
     else if (steps && moves) this.move(steps, event.shiftKey);
     else if (event.key === "Enter" && onPicture) this.acceptGuesses();

@@ -20,22 +20,12 @@ function drawing(name) {
   return svg;
 }
 
-/** Three big buttons; `choose` is told camera, pictures or demonstration. */
-function choiceButtons(choose) {
-  const choice = (id, name, title, sentence) => make("button", { id, class: "source-choice", type: "button", onclick: () => choose(name) },
-    drawing(name), make("strong", {}, title), make("span", {}, sentence));
-  return make("div", { id: "choices", class: "source-choices", role: "group", "aria-label": "where pictures come from" },
-    choice("source-browser", "camera", "Camera", "Hold things up to this device's camera and name them."),
-    choice("source-pictures", "pictures", "Pictures", "Teach with pictures that you have: a folder, a zip or files."),
-    choice("source-demonstration", "demonstration", "Try the demonstration", "Parts on a workbench. Nothing is saved."));
-}
-
 export class Sources {
   /** `teach` performs actions, says sentences, and has the camera. */
   constructor(teach) {
     this.teach = teach;
     this.back = button("source-keep", "Back", () => this.toggle(false));
-    this.choices = make("div", { class: "source-panel" }, choiceButtons((what) => this.choose(what)), this.otherSource(), this.back);
+    this.choices = make("div", { class: "source-panel" }, this.choiceButtons(), this.otherSource(), this.back);
     this.isOpen = false;
     this.state = make("span", { id: "source-state" });
     this.cameras = make("select", { id: "camera-choice", "aria-label": "which camera", hidden: true, onchange: () => { Object.assign(chosen, { device: this.cameras.value, name: this.cameras.selectedOptions[0].text }); this.useCamera(); } });
@@ -55,7 +45,14 @@ export class Sources {
 
   // Choosing -----------------------------------------------------------------------------------------------------------
 
-  choose(what) { ({ camera: () => this.useCamera(), pictures: openPictures, demonstration: () => this.demonstrate() })[what]?.(); }
+  choiceButtons() {
+    const choice = (id, name, choose, title, sentence) => make("button", { id, class: "source-choice", type: "button", onclick: choose },
+      drawing(name), make("strong", {}, title), make("span", {}, sentence));
+    return make("div", { id: "choices", class: "source-choices", role: "group", "aria-label": "where pictures come from" },
+      choice("source-browser", "camera", () => this.useCamera(), "Camera", "Hold things up to this device's camera and name them."),
+      choice("source-pictures", "pictures", openPictures, "Pictures", "Teach with pictures that you have: a folder, a zip or files."),
+      choice("source-demonstration", "demonstration", () => this.demonstrate(), "Try the demonstration", "Parts on a workbench. Nothing is saved."));
+  }
 
   use(source, labels = "none", page = "") { return this.teach.perform({ do: "source", source, labels, page }); }
 
@@ -64,7 +61,6 @@ export class Sources {
     const camera = this.teach.camera;
     if (!(await camera.start())) return;
     if (!quietly && !(await this.use("browser", "none", PAGE))) { camera.stop(); return; }
-    if (!chosen.used) chosen.device = "";
     camera.begin();
     this.toggle(false);
     await this.listCameras();

@@ -27,18 +27,7 @@ function showKeys() {
     closeButton());
 }
 
-export function mountTeach(place) {
-  const page = new Teach(place);
-  document.addEventListener("keydown", (event) => page.keyDown(event));
-  document.addEventListener("keyup", (event) => page.keyUp(event));
-  for (const end of ["blur", "pointerup"]) window.addEventListener(end, () => page.endBurst());
-  window.addEventListener("pointercancel", () => page.dropBurst()); // a finger scrolls
-  window.addEventListener("pagehide", () => page.letGo());
-  document.addEventListener("visibilitychange", () => { if (document.hidden) page.endBurst(); });
-  return (now) => page.show(now);
-}
-
-class Teach {
+export class Teach {
   constructor(place) {
     this.place = place;
     this.shownFrame = null; // the number of the picture that is really on the screen
@@ -47,6 +36,16 @@ class Teach {
     this.awaited = null; // the label whose lesson we wait for
     this.camera = new BrowserCamera((problem) => this.say(problem, true), () => { this.endBurst(); this.show(this.now); });
     this.build();
+    this.listen();
+  }
+
+  listen() {
+    document.addEventListener("keydown", (event) => this.keyDown(event));
+    document.addEventListener("keyup", (event) => this.keyUp(event));
+    for (const end of ["blur", "pointerup"]) window.addEventListener(end, () => this.endBurst());
+    window.addEventListener("pointercancel", () => this.dropBurst()); // a finger scrolls
+    window.addEventListener("pagehide", () => this.letGo());
+    document.addEventListener("visibilitychange", () => { if (document.hidden) this.endBurst(); });
   }
 
   build() {
@@ -93,7 +92,7 @@ class Teach {
         this.holdButton,
         tool("none-of-these", "None of these", "x", () => this.labelNone(), "not one of my classes: pictures like it become unknown")),
       make("div", { class: "edge-row", role: "group", "aria-label": "back and forth" },
-        ...backAndForth("", (action) => this.perform(action)),
+        ...backAndForth("", (action) => this.perform(action), (event) => isForTab(event, this.place)),
         tool("keys", "Keys", "?", () => showKeys(), "show the keys", "keys-only")));
   }
 
@@ -341,8 +340,7 @@ class Teach {
     if (!isForTab(event, this.place)) return;
     const known = classOfKey(this.now, event.key), digit = /^\d$/.test(event.key);
     const actions = {
-      n: () => this.openNewClass(), " ": () => this.toggleHold(), x: () => this.labelNone(),
-      u: () => this.perform({ do: "undo" }), r: () => this.perform({ do: "redo" }), "?": () => showKeys(),
+      n: () => this.openNewClass(), " ": () => this.toggleHold(), x: () => this.labelNone(), "?": () => showKeys(),
     };
     if (event.key === " " && event.target.closest?.("button, summary, a, input")) return; // Space presses the focused control
     if (!known && !digit && !actions[event.key]) return;

@@ -32,7 +32,7 @@ from export.publish.versions import (
     versions,
 )
 
-TICK_SECONDS, DEVICES_SECONDS = 1.0, 5.0
+TICK_SECONDS, RUNNING_SECONDS = 1.0, 5.0
 NAMES_SHOWN, DEVICES_SHOWN = 6, 200
 EMPTY = "No version is published yet. Teach a class or two, then press Publish now: devices can use the model from then on."
 NO_DEVICE = "No device has reported yet. Devices report to the server that gives them models: <code>python -m export serve</code>."
@@ -157,7 +157,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     asked = gr.State()  # the version of the question: another one may be chosen meanwhile
     periodic = gr.HTML("", elem_id="models-periodic-status", **PLAIN)
     with gr.Accordion("Devices", open=False, elem_id="models-fleet"):
-        _build_devices(studio, tab)
+        devices_listing = gr.HTML("", elem_id="models-devices", **PLAIN)
 
     def facts() -> tuple[Any, ...]:
         exports = studio.own.workspace.layout.exports
@@ -169,14 +169,24 @@ def build(studio: Studio, tab: gr.Tab) -> None:
         choices = [(f"v{number}{', current' if number == current else ''}", number) for number in found[::-1]]
         return versions_html(studio.own.workspace.layout.exports), gr.update(choices=choices, value=current)
 
-    def automatic(facts: tuple[Settings, PublisherStatus, int]) -> tuple[str]:
-        return (f"<p>{escape(periodic_text(facts[0], facts[1]))}</p>",)
+    def running() -> tuple[Any, ...]:
+        # The time too: how long ago something was grows by itself.
+        own, now = studio.own, int(time.time() / RUNNING_SECONDS)
+        layout = own.workspace.layout
+        return (
+            own.workspace.settings,
+            own.publisher.status(),
+            devices(layout.devices),
+            pinned(layout.exports),
+            now,
+        )
+
+    def reported(facts: tuple[Any, ...]) -> tuple[str, str]:
+        settings, status, found, kept, _ = facts
+        return f"<p>{escape(periodic_text(settings, status))}</p>", devices_html(found, kept, time.time())
 
     Texts(facts, offered).keep_fresh(tab, [listing, target], TICK_SECONDS)
-    publisher = Texts(
-        lambda: (studio.own.workspace.settings, studio.own.publisher.status(), int(time.time())), automatic
-    )
-    publisher.keep_fresh(tab, [periodic], TICK_SECONDS)
+    Texts(running, reported).keep_fresh(tab, [periodic, devices_listing], TICK_SECONDS)
 
     def try_to_publish(force: bool = False) -> list[Any]:
         try:
@@ -205,14 +215,3 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     roll_button.click(saying_errors(ask), target, [really, question, asked], **QUIET)
     yes_button.click(saying_errors(roll), asked, really, **QUIET)
     no_button.click(lambda: gr.Row(visible=False), None, really, **QUIET)
-
-
-def _build_devices(studio: Studio, tab: gr.Tab) -> None:
-    def facts() -> tuple[list[Device], Pinned | None, int]:
-        # The time too: how long ago something was grows by itself.
-        layout = studio.own.workspace.layout
-        return devices(layout.devices), pinned(layout.exports), int(time.time() / DEVICES_SECONDS)
-
-    shown = Texts(facts, lambda now: (devices_html(now[0], now[1], time.time()),))
-    listing = gr.HTML("", elem_id="models-devices", **PLAIN)
-    shown.keep_fresh(tab, [listing], DEVICES_SECONDS)
