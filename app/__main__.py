@@ -80,8 +80,11 @@ def serve(workspace: Path, *arguments: Any, **options: Any) -> int:
             print(f"Its certificate's SHA-256 is {fingerprint(server.certificate)}")
         for address in server.phone_addresses:
             print(f"On a phone or another machine: {address}")
-        # A log is read by others: there the token stays where it is kept.
-        shown = server.link if sys.stdout.isatty() else f"{server.address}{server.where_the_token_is}"
+        shown = server.link
+        if (
+            server.token and not sys.stdout.isatty()
+        ):  # a log is read by others: there the token stays where it is kept
+            shown = f"{server.address}?token=… (the token is in {server.workspace.layout.token})"
         print(f"Open {shown} in a browser. Ctrl-C saves and ends.", flush=True)
         stopping.wait()
         print("saving …", flush=True)

@@ -74,10 +74,9 @@ class Actions:
         known = [frame for frame in shown if self._is_here(frame)]
         fresh = [frame for frame in shown if frame not in known]
         for frame in fresh:
+            frame.priority = 0.0  # labelled as it came: nobody has picked it from the queue
             if frame.sample_id is not None:  # which was dropped, and keeps the file's digest
                 frame.digest = None
-        for frame in fresh:
-            frame.priority = 0.0  # labelled as it came: nobody has picked it from the queue
         with self._studio.workspace.taking(fresh) as ids:
             self._journal.set_priorities({each.sample_id or 0: 0.0 for each in known})
             for frame, sample_id in zip(fresh, ids, strict=True):

@@ -124,7 +124,7 @@ class PageFeeder(Feeder):
 
     def choose(self, spec: str, labels: str = "none", page: str = "") -> None:
         """Go over to another source, or with an empty one to none; a bad one is refused, and the present one goes on."""
-        stream = BrowserCamera(page) if spec == BROWSER else self._open(spec, labels) if spec else None
+        stream = self._open(spec, labels, page) if spec else None
         with self._lock:
             self._chosen = True
             self._go_over(stream, spec, labels)
@@ -175,13 +175,12 @@ class PageFeeder(Feeder):
                         del self._kept[each.number]
             super().set_region(region)
 
-    def _open(self, spec: str, labels: str) -> Stream:
+    def _open(self, spec: str, labels: str, page: str = "") -> Stream:
         if spec == BROWSER:
-            return BrowserCamera()
+            return BrowserCamera(page)
         # Slow enough to find the key; what brings its own labels may hurry.
         slow = labels == "none" and _is_folder(spec)
-        pace = STILLS_PER_SECOND if slow else None
-        return open_stream(spec, labels, warn_of_bad_file, pace)
+        return open_stream(spec, labels, warn_of_bad_file, STILLS_PER_SECOND if slow else None)
 
     def newest(self) -> Shown | None:
         """What the pages show."""
@@ -249,7 +248,6 @@ class PageFeeder(Feeder):
             "number": shown.number,
             "held": self.held,
             "small": max(shown.image.shape[:2]) <= 64,
-            "verdict": shown.verdict,
             **answer_state(shown.answer),
         }
 
@@ -322,7 +320,6 @@ def answer_state(answer: Answer) -> dict[str, Any]:
         "top": [[class_id, round(confidence, 4)] for class_id, confidence in answer.top],
         "unknown": answer.unknown,
         "calibrated": answer.calibrated,
-        "similarity": round(answer.similarity, 3),
     }
 
 

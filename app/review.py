@@ -61,7 +61,7 @@ def page(studio: Studio, query: dict[str, str]) -> dict[str, Any]:
         if view == "queue":
             ids, total = _queue(journal), journal.counts().queued
         else:
-            ids = _labelled(journal, query)
+            ids = journal.labelled(_number(query, "class"))  # the latest label first
             total = len(ids)
         chosen, asking = _filtered(studio, journal, ids, query)
         if query.get("all") == "1":
@@ -106,21 +106,10 @@ def _filtered(
     return [i for i in ids if i in answers and fits(i, answers[i])], sum(i not in answers for i in ids)
 
 
-# The two views --------------------------------------------------------------------------------------------------------
-
-
 def _queue(journal: Queries) -> list[int]:
     """The queue, most informative first."""
     rows = journal.queued(MOST_RANKED)
     return rank([row.id for row in rows], [row.priority for row in rows], [row.hash64 for row in rows])
-
-
-def _labelled(journal: Queries, query: dict[str, str]) -> list[int]:
-    """The labelled samples that are asked for, the latest label first."""
-    return journal.labelled(_number(query, "class"))
-
-
-# Their parts ----------------------------------------------------------------------------------------------------------
 
 
 def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
@@ -132,10 +121,7 @@ def _chosen(ids: list[int], number: int, stay: list[int]) -> list[int]:
     return [*kept, *others][:PAGE]
 
 
-def _described(
-    row: SampleRow,
-    answer: Answer | None,
-) -> dict[str, Any]:
+def _described(row: SampleRow, answer: Answer | None) -> dict[str, Any]:
     return {
         "id": row.id,
         "class": row.class_id,

@@ -44,7 +44,7 @@ from export.publish.handout import bundle_name, write_bundle
 LOG = logging.getLogger(__name__)
 
 SCRIPTS = {path.name: path for path in (Path(__file__).parent / "static").iterdir()}
-MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEALTH_SECONDS = 2.0  # between two looks, each of which writes to the disk
 LONGEST_HEALTH = 5.0
 LARGEST_ACTION = 200_000  # bytes

@@ -76,10 +76,6 @@ class Server:
         return f"{self.address}?token={self.token}" if self.token else self.address
 
     @property
-    def where_the_token_is(self) -> str:
-        return f"?token=… (the token is in {self.workspace.layout.token})" if self.token else ""
-
-    @property
     def phone_addresses(self) -> list[str]:
         """Where a phone finds the page, the most likely address first; none if it cannot."""
         if self.certificate is None:

@@ -1,5 +1,7 @@
 """Review as a person uses it, in a real browser: guesses accepted and corrected by keys, pictures large, imports looked at."""
 
+import threading
+
 import pytest
 from browser_parts import running
 from journeys.parts import go_to, open_page, wait_for
@@ -102,6 +104,20 @@ def test_a_click_enlarges_a_picture_and_the_same_keys_work_there(app, browser):
     wait_for(lambda: app.labels().get(NAMES[1], 0) >= 1, "the label by its key")
     page.keyboard.press("Escape")
     expect(large).to_be_hidden()
+
+
+def test_guesses_are_shown_although_each_answer_takes_longer_than_the_page_waits_to_ask(
+    app, browser, monkeypatch
+):
+    answered, calls = review.answers_about, []
+
+    def slowly(live, asked, seconds):
+        calls.append(threading.Event().wait(0.8))
+        return answered(live, asked, seconds) if len(calls) > 1 else {}
+
+    monkeypatch.setattr(review, "answers_about", slowly)
+    page = open_page(browser, app, "Review")
+    expect(page.locator(".review-guess").first).to_contain_text("90 %")
 
 
 def test_on_a_phone_the_actions_stay_on_the_screen(app, browser):

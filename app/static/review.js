@@ -99,7 +99,7 @@ export class Review {
   /** Ask for the page again; what somebody is busy with keeps its place if `stay` is set. */
   async load(stay) {
     const question = ++this.question;
-    this.loadedAt = performance.now();
+    this.loadedAt = Infinity; // another one is due only after this one's answer, however long that takes
     this.loaded = this.now ? `${this.now.seq} ${this.now.queue}` : null;
     const busy = this.selected.size || this.current !== null || this.grid.matches(":hover") || this.grid.contains(document.activeElement);
     const query = this.query();
@@ -110,6 +110,7 @@ export class Review {
     } catch (error) {
       if (question === this.question && !(error instanceof TypeError)) this.say(error.message, true); // the strip says when nobody answers
     }
+    if (question === this.question) this.loadedAt = performance.now();
   }
 
   /** What the view, the page and the filters ask for. */

@@ -131,25 +131,21 @@ export class Teach {
       return;
     }
     if (!frame || this.choosing) { this.picture.hidden = true; this.shownFrame = null; return; }
-    this.put(`/edge/frame/${frame.number}`, frame.number, frame.small);
+    this.picture.hidden = false;
+    if (this.picture.dataset.number !== String(frame.number)) {
+      this.picture.dataset.number = frame.number;
+      this.picture.classList.toggle("small", frame.small);
+      this.picture.src = `/edge/frame/${frame.number}`;
+    }
     if (frame.held) this.shownFrame = frame.number; // which was on the screen before
-  }
-
-  put(url, number, small) {
-    this.picture.hidden = !url;
-    if (!url || this.picture.dataset.url === url) return;
-    this.picture.dataset.url = url;
-    this.picture.dataset.number = number;
-    this.picture.classList.toggle("small", small);
-    this.picture.src = url;
   }
 
   /** The picture is on the screen only now; what a person labels is this one. */
   arrived() {
     if (this.isPreview) return;
-    this.shownFrame = Number(this.picture.dataset.number) || null;
-    this.screen.dataset.shown = this.picture.dataset.url;
-    if (this.burst && this.shownFrame !== null) this.addToBurst();
+    this.shownFrame = Number(this.picture.dataset.number);
+    this.screen.dataset.shown = this.shownFrame;
+    if (this.burst) this.addToBurst();
   }
 
   /** One statement: what it is and how sure, or that it is unknown. */
@@ -164,17 +160,13 @@ export class Teach {
     this.answerName.textContent = unknown ? "unknown" : best?.name ?? "";
     this.answerSure.textContent = unknown || alone || !best ? "" : sureness(best.share, asked.calibrated);
     if (!known.length || this.choosing) { this.answers.replaceChildren(); return; }
-    if (unknown || alone) {
-      const why = unknown ? (asked.unknown ? `Unlike everything learned. The nearest is ${best.name}.` : "It looks like what you labelled none of these.") : "There is one class, so it is the only answer.";
-      this.answers.replaceChildren(make("p", { id: unknown ? "unknown" : "alone" }, why));
-      return;
-    }
-    if (!asked.calibrated) {
-      const next = known[1] ? `The next nearest is ${known[1].name}. ` : "";
-      this.answers.replaceChildren(make("p", { id: "unmeasured" }, `${next}${UNCALIBRATED}`));
-      return;
-    }
-    this.answers.replaceChildren(...known.map(({ name, colour, share }, place) => make("div", { class: `answer${place === 0 ? " best" : ""}` },
+    let why = "";
+    if (asked.unknown) why = `Unlike everything learned. The nearest is ${best.name}.`;
+    else if (unknown) why = "It looks like what you labelled none of these.";
+    else if (alone) why = "There is one class, so it is the only answer.";
+    else if (!asked.calibrated) why = `${known[1] ? `The next nearest is ${known[1].name}. ` : ""}${UNCALIBRATED}`;
+    if (why) this.answers.replaceChildren(make("p", {}, why));
+    else this.answers.replaceChildren(...known.map(({ name, colour, share }, place) => make("div", { class: `answer${place === 0 ? " best" : ""}` },
       make("bdi", { class: "answer-name", title: name }, name),
       make("span", { class: "answer-bar" }, make("span", { style: `width:${100 * share}%;background:${colour}` })),
       make("span", { class: "answer-share" }, percent(share)))));

@@ -75,15 +75,10 @@ class Texts:
 
         for event in (timer.tick, tab.select):
             event(refresh, seen, [seen, *outputs], **QUIET)
-        tick_while_shown(tab, timer)
 
+        def switch(event: gr.SelectData) -> gr.Timer:
+            """The tabs that are not shown cost nothing."""
+            return gr.Timer(active=event.value == tab.label)
 
-def tick_while_shown(tab: gr.Tab, timer: gr.Timer) -> None:
-    """The timer runs while its tab is the one that is shown: the others cost nothing."""
-    tabs: Any = tab.parent
-    label = tab.label
-
-    def switch(event: gr.SelectData) -> gr.Timer:
-        return gr.Timer(active=event.value == label)
-
-    tabs.select(switch, None, timer, show_progress="hidden", queue=False, api_visibility="private")
+        tabs: Any = tab.parent
+        tabs.select(switch, None, timer, queue=False, **QUIET)
