@@ -125,7 +125,7 @@ def bundle_name(version: int) -> str:
     return f"edge-hpcr-device-v{version}"
 
 
-def write_bundle(exports: Path, version: int, file: IO[bytes]) -> None:
+def write_bundle(exports: Path, version: int, file: Path | IO[bytes]) -> None:
     """Write the zip of a version; a `UserError` if it is not kept, or not as it was published."""
     manifest, folder, top = (
         check_whole(exports, version),
