@@ -94,6 +94,9 @@ def test_a_click_enlarges_a_picture_and_the_same_keys_work_there(app, browser):
     shown = current(page)
     expect(large.locator("img")).to_have_attribute("src", f"/edge/sample/{shown}")
     expect(large.locator("#review-large-text")).to_contain_text("90 %")
+    expect(large.locator("img")).to_have_js_property("complete", True)
+    picture, place = (large.locator(each).bounding_box() for each in ("img", ".review-large-picture"))
+    assert picture["height"] <= place["height"] and picture["width"] <= place["width"], "all of it is seen"
     page.keyboard.press("Enter")
     wait_for(lambda: label_of(app, shown) == app.guesses[shown], "the accepted guess")
     expect(large.locator("img")).not_to_have_attribute("src", f"/edge/sample/{shown}")
@@ -124,6 +127,10 @@ def test_on_a_phone_the_actions_stay_on_the_screen(app, browser):
     page = open_page(browser, app, viewport={"width": 390, "height": 800})
     go_to(page, "Review")
     expect(page.locator(".review-cell")).to_have_count(45)
+    page.click("#review-pictures")
+    dialog = page.locator("#pictures").bounding_box()
+    assert 0 <= dialog["x"] < dialog["x"] + dialog["width"] <= 390
+    page.keyboard.press("Escape")
     page.locator(".review-cell").last.scroll_into_view_if_needed()
     assert page.evaluate("window.scrollY") > 200
     for button in ("#review-undo", "#review-classes button >> nth=0"):

@@ -75,7 +75,7 @@ export class Cards {
     const perform = (action) => { dialog.close(); this.teach.perform(action); };
     const others = this.classes.filter((row) => row.id !== each.id);
     const dialog = openDialog({ id: "enlarged", "aria-labelledby": "enlarged-title" },
-      make("h2", { id: "enlarged-title" }, make("bdi", {}, each.name)), make("img", { src: `/edge/sample/${id}`, alt: `picture ${id} of ${each.name}` }),
+      make("h2", { id: "enlarged-title" }, make("bdi", {}, each.name)), make("div", { class: "review-large-picture" }, make("img", { src: `/edge/sample/${id}`, alt: `picture ${id} of ${each.name}` })),
       make("div", { class: "edge-row review-classes", role: "group", "aria-label": "move it to another class" }, others.length ? "Move to " : "",
         ...others.map((row) => make("button", { class: "class-button review-class-button", type: "button", style: `--class-colour:${row.colour}`, onclick: () => perform({ do: "label_samples", samples: [id], class: row.id }) }, make("bdi", {}, row.name)))),
       make("div", { class: "edge-row" },
