@@ -86,8 +86,8 @@ def test_a_learner_that_starts_does_not_take_another_process_image_on_its_way_fo
 def test_the_least_informative_and_of_those_the_oldest_leave_a_full_queue(workspace):
     frames = [Frame(image(), "", priority=priority) for priority in (0.5, 0.1, 0.9, 0.5, 0.5)]
     ids = workspace.take_many(frames)
-    workspace.change_settings(queue_samples=3)
-    assert workspace.trim_queue() == 2
+    workspace.change_settings(queue_samples=4)
+    workspace.make_room()
     assert sorted(row.id for row in workspace.journal.queued()) == [ids[2], ids[3], ids[4]]
     assert len(list(workspace.files.names())) == 3
 

@@ -577,7 +577,7 @@ class LiveLearner:
         workspace, settings = self.workspace, self.workspace.settings
         for folder in workspace.layout.checkpoint_folders()[:-CHECKPOINTS_KEPT]:
             checkpoint.remove(folder)
-        workspace.trim_queue()
+        workspace.make_room()
         excess = workspace.journal.counts().image_bytes - int(FILLED_AGAIN_TO * settings.disk_bytes)
         if excess <= 0 or settings.archive:
             return

@@ -143,9 +143,13 @@ def put_in_order(layout: Layout, journal: Journal, another: bool) -> list[str]:
                 report.append(
                     f"checkpoint {folder.name} {why}: what came after an older one is learned again"
                 )
+        there = set(files.names())
         if moved or another:
-            _forget_missing_images(journal, files)
-        unknown, dropped = files.unknown(journal.image_files()), journal.image_files(False)
+            missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
+            journal.drop_queued(missing)
+            journal.forget_images(missing)  # labels stay, but cannot be learned anew
+        known, dropped = journal.image_files(), journal.image_files(False)
+        unknown = {name for name in there - known.keys() if "/." not in name}  # a file manager hides its own
         # Killed between a row and its file. Another journal may have given the same name to another picture.
         found = {name: layout.images / name for name in unknown & dropped.keys()}
         unfinished = {n for n, p in found.items() if not p.is_symlink() and sha256(p) == dropped[n]}
@@ -159,13 +163,6 @@ def put_in_order(layout: Layout, journal: Journal, another: bool) -> list[str]:
             moved.append(layout.backup)
             report.append("the journal's backup holds other events than the journal")
         return [*report, f"all this was set aside in {set_aside(layout, moved)}"] if moved else []
-
-
-def _forget_missing_images(journal: Journal, files: SampleFiles) -> None:
-    there = set(files.names())
-    missing = [row.id for row in journal.all_samples(has_image=True) if row.file not in there]
-    journal.drop_queued(missing)
-    journal.forget_images(missing)  # labels stay, but cannot be learned anew
 
 
 def why_foreign(folder: Path, journal: Queries) -> str:

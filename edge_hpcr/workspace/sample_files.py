@@ -6,7 +6,7 @@ A file is flushed to disk before the journal gets its row. What a crash leaves i
 set aside when the workspace is next opened for learning (`recover.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,10 +80,6 @@ class SampleFiles:
         for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder.is_dir() and not folder.is_symlink():
                 yield from (f"{folder.name}/{file.name}" for file in folder.iterdir())
-
-    def unknown(self, known: Collection[str]) -> set[str]:
-        """The files there that are not among the known, without those that a file manager hides."""
-        return {name for name in self.names() if name not in known and "/." not in name}
 
 
 def sample_path(folder: Path, file: str) -> Path:

@@ -34,7 +34,6 @@ from edge_hpcr.workspace.sample_files import looked_at
 from edge_hpcr.workspace.selection import DRAWN, DRAWN_EVERY, UNKNOWN
 from edge_hpcr.workspace.workspace import Workspace, warn_of_bad_file
 
-MOST_BYTES = 20_000_000_000  # of a zip, unpacked
 IMAGES_AT_ONCE = 10  # one flush to disk for all of them
 REASONS_KEPT = 10
 UNFINISHED = f".edge-hpcr{WRITING}"
@@ -210,11 +209,6 @@ def open_zip(source: Path, name: Path | None = None) -> zipfile.ZipFile:
 
 
 def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:
-    # zipfile never gives more of an entry than the size that the archive states.
-    if sum(entry.file_size for entry in bundle.infolist()) > MOST_BYTES:
-        raise UserError(
-            f"{source} unpacks to more than {MOST_BYTES:,} bytes: unpack it and import the folder"
-        )
     files = []
     for entry in bundle.infolist():
         name = entry.filename.replace("\\", "/")  # as some programs for Windows write it
@@ -229,7 +223,7 @@ def _zip_files(source: Path, bundle: zipfile.ZipFile) -> list[SourceFile]:
 
 
 def _read_entry(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> bytes:
-    if entry.file_size > MAX_BYTES:
+    if entry.file_size > MAX_BYTES:  # and `zipfile` never gives more than the size that the archive states
         raise BadImage(f"{path} cannot be used as an image: it has more than {MAX_BYTES:,} bytes")
     try:
         with bundle.open(entry) as file:

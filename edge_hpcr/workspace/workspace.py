@@ -144,15 +144,12 @@ class Workspace:
         return self._remove_files(self.journal.drop_queued(ids))
 
     def make_room(self) -> None:
-        """Let the least informative samples leave a queue that is full: several at once, as looking at all takes time."""
+        """Let the least informative and oldest samples leave a queue that is full: several at once, as looking at all
+        takes time.
+        """
         if self.journal.counts().queued >= self.settings.queue_samples:
-            self.trim_queue(QUEUE_TRIMMED_TO)
-
-    def trim_queue(self, share: float = 1.0) -> int:
-        """Remove samples beyond this share of the queue's limit, the least informative and oldest first; returns how many."""
-        most = int(share * self.settings.queue_samples)
-        rows = sorted(self.journal.queued(), key=lambda row: (-row.priority, -row.id))
-        return len(self.drop_queued(row.id for row in rows[most:]))
+            rows = sorted(self.journal.queued(), key=lambda row: (-row.priority, -row.id))
+            self.drop_queued(row.id for row in rows[int(QUEUE_TRIMMED_TO * self.settings.queue_samples) :])
 
     def is_full(self, image_bytes: int) -> bool:
         """Whether so many bytes of images leave no room for another frame without a label."""
