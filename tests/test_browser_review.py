@@ -154,7 +154,7 @@ def test_all_that_a_filter_shows_is_accepted_and_taken_back_as_one(app, browser,
     expect(page.locator(".review-cell")).to_have_count(0)
     for sample, class_id in app.guesses.items():
         assert label_of(app, sample) == class_id
-    assert app.json("/edge/history")["entries"][0]["text"].startswith("accepted guesses of 45 pictures: ")
+    assert app.json("/edge/history")["entries"][0]["text"].startswith("45 pictures labelled as guessed: ")
     page.keyboard.press("u")
     wait_for(lambda: app.state()["queue"] == 45, "one undo for all of them")
     for number in range(10):

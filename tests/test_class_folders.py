@@ -99,7 +99,7 @@ def test_labels_that_are_given_at_once_are_one_action(workspace):
     mug = workspace.journal.create_class("mug")
     ids = workspace.take_many([Frame(np.full((8, 8, 3), i, np.uint8), "camera 0") for i in range(3)])
     assert len(workspace.journal.label_each((i, mug) for i in ids)) == 3
-    assert next(history(workspace.journal)).text == "labels of 3 pictures: mug 3"
+    assert next(history(workspace.journal)).text == "3 pictures labelled mug"
     workspace.journal.label_each([(ids[0], workspace.journal.create_class("cup"))])
     assert next(history(workspace.journal)).text == "1 picture corrected to cup"
     workspace.journal.undo()

@@ -257,24 +257,9 @@ class Entry:
 def history(journal: Queries) -> Iterator[Entry]:
     """Every action, the newest first."""
     names = journal.class_states()
-    for _, run in itertools.groupby(journal.actions(), lambda each: (each.action, each.undone)):
+    for (_, undone), run in itertools.groupby(journal.actions(), lambda each: (each.action, each.undone)):
         events = list(run)
-        last, bodies = events[0], [event.body for event in events]
-        several = len(bodies) > 1 or last.body.is_import
-        text = _several_in_words(bodies, names) if several else in_words(last.kind, last.body, names)
-        yield Entry(last.seq, last.at, text, last.undone)
-
-
-def _several_in_words(bodies: list[Body], names: Mapping[int, ClassState]) -> str:
-    """An action of several events: what it is called, and what it labelled."""
-    name = (bodies[0].group or "").rpartition(" ")[0]
-    pictures = many(sum(len(body.samples) for body in bodies), "picture")
-    made = sum(len(body.classes) for body in bodies)
-    told = f", with {many(made, 'new class')}" if made else ""
-    given = Counter(after.class_id for body in bodies for _, _, after in body.samples if after.class_id)
-    listed = ", ".join(f"{names[i].name} {count:,}" for i, count in given.most_common(CLASSES_TOLD))
-    more = " …" if len(given) > CLASSES_TOLD else ""
-    return f"{name} of {pictures}{told}{listed and f': {listed}'}{more}"
+        yield Entry(events[0].seq, events[0].at, in_words(events, names), undone)
 
 
 def taken_back_text(journal: Queries, event: Event) -> str:
@@ -282,21 +267,32 @@ def taken_back_text(journal: Queries, event: Event) -> str:
     return next(entry.text for entry in history(journal) if entry.seq == event.body.of)
 
 
-def in_words(kind: str, body: Body, names: Mapping[int, ClassState]) -> str:
+def in_words(events: list[Event], names: Mapping[int, ClassState]) -> str:
     """An action as a person would tell it; classes have the names that they have now.
 
     >>> mug = ClassState("mug", None, "live", None)
-    >>> in_words("rename_class", Body([], [(1, mug._replace(name="cup"), mug)]), {1: mug})
+    >>> in_words([Event(3, 0.0, "rename_class", Body([], [(1, mug._replace(name="cup"), mug)]))], {1: mug})
     'class cup renamed to mug'
     """
-    pictures = many(len(body.samples), "picture")
-    given = {after.class_id for _, _, after in body.samples if after.class_id is not None}
-    called = ", ".join(sorted(names[i].name for i in given if i in names)) or "a class"
+    body, kind = events[0].body, events[0].kind
+    if body.group and (len(events) > 1 or body.is_import):
+        kind = body.group.rpartition(" ")[0]
+    after = [state for event in events for _, _, state in event.body.samples]
+    pictures, made = many(len(after), "picture"), sum(len(event.body.classes) for event in events)
+    new_classes = f", with {many(made, 'new class')}" if made else ""
+    given = Counter(names[i].name for _, i, _ in after if i is not None)
+    told = [
+        f"{name} {count:,}" if len(given) > 1 else name for name, count in given.most_common(CLASSES_TOLD)
+    ]
+    called = (", ".join(told) or "a class") + (" …" if len(given) > CLASSES_TOLD else "")
     _, old, new = body.classes[0] if body.classes else (0, None, None)
     name = new.name if new else "a class"
-    labels = f", with {many(len(body.samples), 'label')}" if body.samples else ""
+    labels = f", with {many(len(after), 'label')}" if after else ""
     into = names.get(new.merged_into or 0) if new else None
     return {
+        "import": f"import of {pictures}{new_classes}: {called}",
+        "accepted guesses": f"{pictures} labelled as guessed: {called}",
+        "labels": f"{pictures} labelled {called}",
         "label": f"{pictures} labelled {called}",
         "correct": f"{pictures} corrected to {called}",
         "dismiss": f"{pictures} dismissed",

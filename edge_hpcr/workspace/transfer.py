@@ -27,7 +27,7 @@ from edge_hpcr.common.text import as_text, many, natural_order
 from edge_hpcr.stream import Frame
 from edge_hpcr.stream.base import BadFile
 from edge_hpcr.stream.decode import MAX_BYTES, BadImage, decode_image, read_bytes
-from edge_hpcr.stream.image_folder import class_folder, looks_like_image, top_folder, walk
+from edge_hpcr.stream.image_folder import class_folder, looks_like_image, parts_of, top_folder, walk
 from edge_hpcr.workspace.queries import Queries, reading
 from edge_hpcr.workspace.records import IMPORT, clean_name, folded, new_group
 from edge_hpcr.workspace.sample_files import looked_at
@@ -170,23 +170,21 @@ class SourceFile:
     read: Callable[[], bytes]  # `BadImage` says why not
 
 
-@contextmanager
-def _open_source(source: Path, refuse: BadFile, name: Path) -> Iterator[list[SourceFile]]:
-    """List the files of a folder or a zip, in natural order, without hidden ones; `name` is the source's for people."""
-    with ExitStack() as opened:
-        with disk_errors(f"{name} cannot be read"):
-            if not source.exists():
-                raise UserError(f"{name}: there is no such folder or zip file")
-            if source.is_dir():
-                files = [_folder_file(source, path, name) for path in walk(source, refuse)]
-            else:
-                files = _zip_files(name, opened.enter_context(open_zip(source, name)))
-        yield files
-
-
-def _folder_file(top: Path, path: Path, name: Path) -> SourceFile:
-    below = path.relative_to(top)
-    return SourceFile(tuple(map(as_text, below.parts)), name / below, partial(read_bytes, path, follow=False))
+def _files_of(source: Path, name: Path, refuse: BadFile, opened: ExitStack) -> list[SourceFile]:
+    """The files of a folder or a zip, in natural order, without hidden ones; `name` is the source's for people."""
+    with disk_errors(f"{name} cannot be read"):
+        if not source.exists():
+            raise UserError(f"{name}: there is no such folder or zip file")
+        if not source.is_dir():
+            return _zip_files(name, opened.enter_context(open_zip(source, name)))
+        return [
+            SourceFile(
+                parts_of(path, source),
+                name / path.relative_to(source),
+                partial(read_bytes, path, follow=False),
+            )
+            for path in walk(source, refuse)
+        ]
 
 
 def open_zip(source: Path, name: Path | None = None) -> zipfile.ZipFile:
@@ -265,26 +263,26 @@ def look_at(workspace: Path, source: Path, called: Path | None = None) -> Plan:
 
 
 @contextmanager
-def _planned(workspace: Path, source: Path, called: Path | None) -> Iterator[Plan]:
+def _planned(workspace: Path, source: Path, called: Path | None = None) -> Iterator[Plan]:
     """The plan for a folder or a zip, whose files can be read in the block; `called` is the name that people know it by."""
     refuse_inside(workspace, source)
-    bad: list[tuple[Path, str]] = []
-    with _open_source(source, lambda path, reason: bad.append((path, reason)), called or source) as files:
-        if not files and not bad:
-            expected = "a folder for each class, with images, is expected"
-            raise UserError(f"{called or source} holds no files: {expected}")
-        top, plan = top_folder([file.parts for file in files]), Plan([], [], bad)
+    name, plan = called or source, Plan([], [], [])
+    with ExitStack() as opened:
+        files = _files_of(source, name, lambda path, reason: plan.bad.append((path, reason)), opened)
+        if not files and not plan.bad:
+            raise UserError(f"{name} holds no files: a folder for each class, with images, is expected")
+        top = top_folder([file.parts for file in files])
         for file in files:
             folder = class_folder(file.parts, top)
             if not looks_like_image(file.parts[-1]):
-                bad.append((file.path, "its name is not that of a picture"))
+                plan.bad.append((file.path, "its name is not that of a picture"))
             elif folder is None:
                 plan.loose.append(file)
             else:
                 try:
                     plan.pictures.append((class_of(folder), file))
                 except UserError as error:
-                    bad.append((file.path, str(error)))
+                    plan.bad.append((file.path, str(error)))
         yield plan
 
 
