@@ -1,1 +1,1 @@
-"""A workspace: the folder that holds one learner's life. `folder.Workspace` opens it."""
+"""A workspace: the folder that holds one learner's life. `workspace.Workspace` opens it."""
