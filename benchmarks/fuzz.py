@@ -241,7 +241,7 @@ def models(folder: Path, stack: ExitStack) -> tuple[st.SearchStrategy[Any], Pars
 def decoding(folder: Path, stack: ExitStack) -> tuple[st.SearchStrategy[Any], Parser]:
     from edge_hpcr.stream.decode import decode_image
 
-    return damaged(pictures()) | st.binary(max_size=200), lambda data: decode_image(data, "a picture", 10**6)
+    return damaged(pictures()) | st.binary(max_size=200), lambda data: decode_image(data, "a picture")
 
 
 def page(folder: Path, stack: ExitStack) -> tuple[st.SearchStrategy[Any], Parser]:

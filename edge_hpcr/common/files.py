@@ -138,10 +138,13 @@ def locked(path: Path, refusal: str, wait_seconds: float = 0.0, remove: bool = F
     deadline = time.monotonic() + max(wait_seconds, LOOK_SECONDS)
     while True:
         with path.open("a+", encoding="utf-8") as file:
-            if not _lock(file):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 if time.monotonic() >= deadline:
                     file.seek(0)
-                    raise Locked(refusal.replace("{owner}", file.read().strip() or "unknown"))
+                    owner = file.read().strip() or "unknown"
+                    raise Locked(refusal.replace("{owner}", owner)) from None
                 time.sleep(0.02)
                 continue
             if not _is_at(path, file):
@@ -174,11 +177,3 @@ def is_locked(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

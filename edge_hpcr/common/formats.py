@@ -106,9 +106,8 @@ def _need_no_list(index: dict[str, Any]) -> list[str]:
 
 JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings", (_from_scratch,))
-CHECKPOINT = Format[dict[str, Any]](
-    "checkpoint", (_name_the_backbone,)
-)  # its index, with the arrays if they are read
+# Of its index, with the arrays if they are read.
+CHECKPOINT = Format[dict[str, Any]]("checkpoint", (_name_the_backbone,))
 MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an exported version
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder

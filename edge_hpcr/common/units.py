@@ -7,8 +7,6 @@ from typing import Any
 from edge_hpcr.common.errors import UserError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
 _WORDS = {"true": True, "false": False}
 
 
