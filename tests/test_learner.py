@@ -106,7 +106,7 @@ def test_a_checkpoint_of_the_first_edition_still_loads(small_learner, digit_batc
         learner.observe(images, labels)
     learner.save(tmp_path / "saved")
     arrays, facts = checkpoint.read(tmp_path / "saved")
-    del facts["strides"]
+    facts["strides"] = {}  # as versions up to 0.2 wrote them
     for group, members in arrays.items():  # which kept scalars in one dimension
         arrays[group] = {name: np.atleast_1d(value) for name, value in members.items()}
     checkpoint.write(tmp_path / "saved", arrays, facts)

@@ -190,8 +190,8 @@ class AnySequence(RuleBasedStateMachine):
         numbers = (len(self.names) + FEATURES) * 2
         total = len(ids) * (numbers + 2 + 2 + 8)  # and label, known, id
         for sample_id in ids:
-            blob = encode(image_of(sample_id), config.codec)
-            total += len(blob) if config.codec == "raw" else len(blob) + 33 + 8
+            image = image_of(sample_id)
+            total += image.nbytes if config.codec == "raw" else len(encode(image, config.codec)) + 33 + 8
         assert self.memory.byte_breakdown()["total"] == total
         if config.bytes is None:
             assert len(ids) <= config.samples

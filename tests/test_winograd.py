@@ -6,8 +6,8 @@ from torch import nn
 
 from edge_hpcr.learner.backbones import BackboneConfig
 from edge_hpcr.learner.backbones.reduced_resnet18 import ReducedResNet18
+from edge_hpcr.learner.backbones.winograd import Conv3x3
 from edge_hpcr.learner.network import Network
-from edge_hpcr.learner.winograd import Conv3x3
 
 pytestmark = pytest.mark.computes
 

@@ -77,12 +77,12 @@ def _take_each_file_once(db: sqlite3.Connection) -> list[str]:
 
 def _name_the_backbone(index: dict[str, Any]) -> list[str]:
     """Checkpoint 1 to 2: weights belong to a backbone, which was the paper's network, or are proxies."""
-    for groups in (index.get("arrays", {}), index["facts"].get("strides", {})):
-        for group in groups.keys() & {"network", "average", "optimiser"}:
-            members = groups[group].items()
-            groups[group] = {
-                name if name.startswith("proxies") else f"backbone.{name}": value for name, value in members
-            }
+    groups = index.get("arrays", {})
+    for group in groups.keys() & {"network", "average", "optimiser"}:
+        members = groups[group].items()
+        groups[group] = {
+            name if name.startswith("proxies") else f"backbone.{name}": value for name, value in members
+        }
     return []
 
 

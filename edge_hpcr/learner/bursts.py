@@ -19,7 +19,8 @@ def bursts(latents: np.ndarray, columns: np.ndarray) -> np.ndarray:
     classes, places = np.unique(columns, return_inverse=True)
     # What all pictures of a camera have in common says nothing of a class.
     middle = np.mean([latents[columns == column].mean(0) for column in classes], axis=0)
-    seen = unit(latents - middle)
+    away = latents - middle
+    seen = away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-12)
     numbers, found = np.zeros(len(columns), np.int64), 0
     for place in range(len(classes)):
         own = places == place
@@ -38,7 +39,3 @@ def one_of_each(groups: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     chosen = np.zeros(len(groups), bool)
     chosen[places[np.unique(groups[places], return_index=True)[1]]] = True
     return chosen
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -7,12 +7,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from edge_hpcr.common.errors import UserError, one_of
+from edge_hpcr.common.errors import UserError
 
 CODECS = ("raw", "webp", "jpeg", "png")
 LATENT = "latent"  # how the replay memory keeps an image with a pre-trained trunk: 8 bits per number
 FLOAT = "float32"  # for a method that edits the images it keeps: 0 to 255, four bytes per number
-LATENT_SCALE_BYTES = 8  # per sample: its smallest number, and the step between two codes
 LOSSY_CODECS = ("webp", "jpeg")  # those whose size depends on the quality
 DEFAULT_QUALITY = 90
 
@@ -21,30 +20,19 @@ _QUALITY_FLAG = {"webp": cv2.IMWRITE_WEBP_QUALITY, "jpeg": cv2.IMWRITE_JPEG_QUAL
 
 # Encoded share of the raw bytes for small natural images (CIFAR at quality 90), rounded up. Only a first
 # guess for planning: real sizes replace it as soon as one image is held.
-_TYPICAL_SHARE = {"raw": 1.0, "webp": 0.25, "jpeg": 0.4, "png": 0.85, FLOAT: 4.0}
+_TYPICAL_SHARE = {"webp": 0.25, "jpeg": 0.4, "png": 0.85}
 
 _PAGE_BYTES = 65536
 _PAGE_ROWS = 128
-# What Python itself adds to the bytes of an encoded image: the object's header, the list's pointer to it.
-_BLOB_OVERHEAD = sys.getsizeof(b"") + 8
-
-
-def check_codec(codec: str, quality: int) -> None:
-    """Refuse a codec or a quality that `encode` could not honour."""
-    one_of("codec", codec, (*CODECS, LATENT, FLOAT))
-    if not 1 <= quality <= 100:
-        raise UserError(f"image quality {quality} is out of range: use 1 to 100")
 
 
 def encode(image: np.ndarray, codec: str, quality: int = DEFAULT_QUALITY) -> bytes:
-    """Encode one uint8 RGB image `[H, W, 3]`; `quality` matters to webp and jpeg alone; raw is its pixels.
+    """Encode one uint8 RGB image `[H, W, 3]` as webp, jpeg or png; `quality` matters to the first two.
 
     >>> image = np.zeros((8, 8, 3), np.uint8)
     >>> bool((decode(encode(image, "png"), "png", image.shape) == image).all())
     True
     """
-    if codec == "raw":
-        return image.tobytes()
     flags = [_QUALITY_FLAG[codec], quality] if codec in _QUALITY_FLAG else []
     done, blob = cv2.imencode(_EXTENSION[codec], cv2.cvtColor(image, cv2.COLOR_RGB2BGR), flags)
     if not done:
@@ -62,25 +50,20 @@ def decode(blob: bytes, codec: str, shape: tuple[int, int, int]) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def typical_bytes(shape: tuple[int, ...], codec: str) -> int:
-    """A guess at the stored size of an input of this shape, to plan with before any is held."""
-    if codec == LATENT:
-        return int(np.prod(shape)) + LATENT_SCALE_BYTES
-    return int(np.ceil(np.prod(shape) * _TYPICAL_SHARE[codec]))
-
-
 class Rows:
     """Rows of one shape in pages, so that growing, shrinking and widening never copy more than one page.
 
     One array would have to be reserved for the whole budget in advance, or doubled while it is copied.
     """
 
+    overhead = 0  # bytes that a row costs besides its own
+
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
         self._pages: list[np.ndarray] = []
-        row_bytes = max(1, int(np.prod(shape)) * dtype.itemsize)
-        self._page_rows = int(np.clip(_PAGE_BYTES // row_bytes, 1, _PAGE_ROWS))
+        self.typical_bytes = int(np.prod(shape)) * dtype.itemsize
+        self._page_rows = int(np.clip(_PAGE_BYTES // max(1, self.typical_bytes), 1, _PAGE_ROWS))
 
     def put(self, slot: int, value: Any) -> None:
         page, row = divmod(slot, self._page_rows)
@@ -174,8 +157,12 @@ class RawImages(Rows):
 class EncodedImages:
     """Images in a codec, each a bytes object of its own size; the same verbs as `RawImages`."""
 
+    # What Python itself adds to the bytes of an encoded image: the object's header, the list's pointer to it.
+    overhead = sys.getsizeof(b"") + 8
+
     def __init__(self, shape: tuple[int, int, int], codec: str, quality: int) -> None:
         self.shape = shape
+        self.typical_bytes = int(np.ceil(np.prod(shape) * _TYPICAL_SHARE[codec]))
         self._codec = codec
         self._quality = quality
         self._blobs: list[bytes] = []
@@ -256,11 +243,6 @@ def input_store(shape: tuple[int, ...], codec: str, quality: int) -> InputStore:
     if codec in ("raw", FLOAT):
         return RawImages(shape, np.dtype(np.float32 if codec == FLOAT else np.uint8))
     return EncodedImages((shape[0], shape[1], 3), codec, quality)
-
-
-def slot_overhead(codec: str) -> int:
-    """The bytes that a stored image costs besides its own."""
-    return 0 if codec in ("raw", FLOAT, LATENT) else _BLOB_OVERHEAD
 
 
 def stored_bytes(stored: Any) -> int:

@@ -45,9 +45,7 @@ class LearnerConfig:
     optimiser: str = "sgd"
     lr: float = 0.1
     proxy_lr: float | None = None  # None: as the rest of the network
-    lr_decay: int | None = (
-        None  # steps after which the learning rate has fallen to 0.7, later to 0.5, and so on
-    )
+    lr_decay: int | None = None  # steps after which the rate has fallen to 0.7, later to 0.5, and so on
     imprint: bool = False  # a new class's proxy starts at the direction of its first features, not at random
     batch_norm: str = "separate"  # statistics of incoming and replayed images apart, or "joint"
     ema_decay: float | None = 0.99

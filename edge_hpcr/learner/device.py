@@ -9,7 +9,7 @@ teacher's are in the step's precision; other passes that a method makes of its o
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -34,7 +34,8 @@ def resolve_device(name: str) -> torch.device:
         kind = "usable CUDA" if name == "cuda" else "Apple"
         raise UserError(f"device {name}: PyTorch finds no {kind} GPU here; use --device cpu (or auto)")
     if name == "cuda":
-        allow_tf32()
+        # Float32 products may round their factors to 10 bits, as convolutions do by default: many times as fast.
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
     return torch.device(name)
 
 
@@ -48,13 +49,11 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def resolve_precision(
-    name: str, device: torch.device, is_fast: Callable[[torch.device], bool] = has_fast_bfloat16
-) -> str:
+def resolve_precision(name: str, device: torch.device) -> str:
     """`auto` is bfloat16 where the device has it, else float32: docs/speed.md has the runs that were as accurate."""
     if name != "auto":
         return name
-    return "bfloat16" if is_fast(device) else "float32"
+    return "bfloat16" if has_fast_bfloat16(device) else "float32"
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -62,11 +61,6 @@ def computing_in(precision: str, device: torch.device) -> AbstractContextManager
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-def allow_tf32() -> None:
-    """Let CUDA's float32 products round their factors to 10 bits, as its convolutions do by default: many times as fast."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
 def send(host: Tensor, device: torch.device) -> Tensor:

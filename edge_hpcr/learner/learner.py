@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
@@ -237,10 +237,8 @@ class Learner:
         """A step without a gradient. It reports how the class means classified the samples before they joined them."""
         begun = time.perf_counter()
         self.network.eval()
-        features, labels = (
-            self.network.features(self.view.plain(inputs)),
-            torch.from_numpy(columns).to(self.device),
-        )
+        features = self.network.features(self.view.plain(inputs))
+        labels = torch.from_numpy(columns).to(self.device)
         logits = self.network.logits(features)
         loss = F.cross_entropy(logits, labels)
         if not torch.isfinite(loss):
@@ -448,10 +446,8 @@ class Learner:
         """The incoming samples for the memory, with the logits and features of this step's own forward pass."""
         if not self.method.uses_memory:
             return None
-        logits = outcome.logits if self.method.stores_logits else None
-        features = outcome.features if self.method.stores_features else None
         slots = self.method.choose_slots(self.view, batch)
-        return self.memory.offer(inputs, columns, logits, features, batch.ids, slots)
+        return self.memory.offer(inputs, columns, outcome.logits, outcome.features, batch.ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:
@@ -545,10 +541,6 @@ class Learner:
             "step": self.step,
             "rng": self.rng.bit_generator.state,
             "memory": memory_facts,
-            "strides": {
-                group: {name: _dense_strides(tensor) for name, tensor in members.items()}
-                for group, members in tensors.items()
-            },
             "trunk": trunk.sha256 if trunk else None,
             "ages": None if self.average is None else self.average.ages,
             "notes": notes or {},
@@ -599,9 +591,10 @@ class Learner:
         self.memory = ReplayMemory.from_state(arrays["memory"], facts["memory"], self.rng)
 
         def tensors(group: str) -> dict[str, Tensor]:
-            strides = facts.get("strides", {}).get(group, {})  # the first checkpoints have none
+            # Cloned into PyTorch's own memory: which kernel computes a tensor, and so the last bits of the result, depends on
+            # its alignment and its layout. The network and the optimiser keep their own layout.
             return {
-                name: _tensor(array, strides.get(name), self.device) for name, array in arrays[group].items()
+                name: torch.from_numpy(array).clone().to(self.device) for name, array in arrays[group].items()
             }
 
         self.network.take_over(tensors("network"))
@@ -613,18 +606,3 @@ class Learner:
         self.optimiser.load_state(tensors("optimiser"))
         self.method.load_state(tensors("method"))
         self.changed()
-
-
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's strides; those of a copy without gaps and shared elements if it has any."""
-    return torch.empty_like(tensor, device="meta").stride()
-
-
-def _tensor(array: np.ndarray, strides: Sequence[int] | None, device: torch.device) -> Tensor:
-    """The array in fresh memory of PyTorch's, in the layout that it had.
-
-    Which kernel computes a tensor, and so the last bits of the result, depends on its layout and alignment.
-    """
-    source = torch.from_numpy(array)
-    fresh = torch.empty_strided(source.shape, strides or source.stride(), dtype=source.dtype, device=device)
-    return fresh.copy_(source)

@@ -80,11 +80,6 @@ def cross_entropy_with_samples(logits: Tensor, features: Tensor, labels: Tensor,
     return (rivals - logits.gather(1, labels[:, None]).squeeze(1)).mean()
 
 
-def uses_sample_pairs(distinct_samples: int, smallest: int) -> bool:
-    """`s(N)` of eq. step_function; N counts samples, not their views."""
-    return distinct_samples >= smallest
-
-
 def temperature(step: int, cycle: int, highest: float, lowest: float) -> float:
     """eq. tau_t: from `highest` down to `lowest` in half a cycle, and back."""
     return (highest - lowest) * (1 + math.cos(2 * math.pi * step / cycle)) / 2 + lowest

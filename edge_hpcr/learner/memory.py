@@ -5,7 +5,7 @@ logits 20, label 2, bookkeeping 10), where float32 storage of the same sample ta
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_hpcr.common.errors import UserError, one_of
 from edge_hpcr.learner.codec import (
+    CODECS,
     DEFAULT_QUALITY,
     FLOAT,
     LATENT,
@@ -20,11 +21,8 @@ from edge_hpcr.learner.codec import (
     InputStore,
     Numbers,
     Rows,
-    check_codec,
     input_store,
-    slot_overhead,
     stored_bytes,
-    typical_bytes,
 )
 
 AUTO = "auto"  # of the codec: what suits budget and image size, see `resolved`
@@ -59,8 +57,9 @@ class MemoryConfig:
             raise UserError(f"the memory budget must be a whole number of at least 1, not {budget!r}")
         one_of("draw", self.draw, DRAWS)
         one_of("keep", self.keep, KEEPS)
-        if self.codec != AUTO:
-            check_codec(self.codec, self.quality)
+        one_of("codec", self.codec, (AUTO, *CODECS, LATENT, FLOAT))
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"image quality {self.quality} is out of range: use 1 to 100")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "MemoryConfig":
@@ -214,7 +213,7 @@ class ReplayMemory:
         self._logits = Numbers(0)
         self._features = Numbers(feature_size)
         # Encoded images may turn out small, so only what could never hold a sample is refused so early.
-        exact = config.codec in ("raw", FLOAT, LATENT)
+        exact = isinstance(self._inputs, Rows)
         self._check_holds_classes(config, 1, self.row_bytes(None if exact else 1))
 
     def __len__(self) -> int:
@@ -224,14 +223,15 @@ class ReplayMemory:
 
     def byte_breakdown(self) -> dict[str, int]:
         """The bytes of the held samples by kind; `total` is what a byte budget limits."""
-        slot = self._slot_bytes(self.config, self._logits.shape[0])
-        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot.items()}
+        slot = self._slot_bytes().items()
+        parts = {"image": self._input_bytes} | {kind: self._count * size for kind, size in slot}
         return parts | {"total": sum(parts.values())}
 
     def row_bytes(self, input_bytes: int | None = None) -> int:
         """The cost of one slot now, for an input of this many bytes or else for a typical one."""
-        input_bytes = self._typical_input_bytes() if input_bytes is None else input_bytes
-        return self._fixed_bytes(self.config, self._logits.shape[0]) + input_bytes
+        if input_bytes is None:
+            input_bytes = self._mean_bytes(self._inputs, self._input_bytes)
+        return self._fixed_bytes() + input_bytes
 
     def planned_capacity(self) -> int:
         """How many samples the budget holds now; an estimate when images are encoded."""
@@ -247,29 +247,28 @@ class ReplayMemory:
 
     def check_holds(self, classes: int) -> None:
         """Refuse a budget that could not hold one sample of each of so many classes."""
-        fixed = self._fixed_bytes(self.config, classes if self.stores_logits else 0)
-        self._check_holds_classes(self.config, classes, fixed + self._typical_input_bytes())
+        more = classes - self._logits.shape[0] if self.stores_logits else 0
+        self._check_holds_classes(self.config, classes, self.row_bytes() + more * Numbers.ITEM.itemsize)
 
-    def _slot_bytes(self, config: MemoryConfig, columns: int) -> dict[str, int]:
-        """What one slot costs besides its input's own bytes, by kind; `columns` of logits."""
+    def _slot_bytes(self) -> dict[str, int]:
+        """What one slot costs besides its input's own bytes, by kind."""
         item, label = Numbers.ITEM.itemsize, _HEAD["label"].itemsize
         return {
             "label": label,
-            "logits": columns * item,
+            "logits": self._logits.shape[0] * item,
             "features": self.feature_size * item,
-            "bookkeeping": _HEAD.itemsize - label + slot_overhead(config.codec),
+            "bookkeeping": _HEAD.itemsize - label + self._inputs.overhead,
         }
 
-    def _fixed_bytes(self, config: MemoryConfig, columns: int) -> int:
-        return sum(self._slot_bytes(config, columns).values())
+    def _fixed_bytes(self) -> int:
+        return sum(self._slot_bytes().values())
 
     def _total_bytes(self) -> int:
-        return self._count * self._fixed_bytes(self.config, self._logits.shape[0]) + self._input_bytes
+        return self._count * self._fixed_bytes() + self._input_bytes
 
-    def _typical_input_bytes(self) -> int:
-        if self._count:
-            return -(-self._input_bytes // self._count)
-        return typical_bytes(self.input_shape, self.config.codec)
+    def _mean_bytes(self, inputs: InputStore, total: int) -> int:
+        """Of an input; a guess, to plan with before any is held."""
+        return -(-total // self._count) if self._count else inputs.typical_bytes
 
     def _check_holds_classes(self, config: MemoryConfig, classes: int, row_bytes: int) -> None:
         if config.capacity(row_bytes, self.reserved) < classes:
@@ -303,14 +302,12 @@ class ReplayMemory:
         if self.num_classes == MAX_CLASSES:
             raise UserError(f"the memory knows {MAX_CLASSES} classes, the most it can: drop one first")
         self.check_holds(self.num_classes + 1)
-        fixed = self._fixed_bytes(self.config, self._logits.shape[0] + int(self.stores_logits))
-        while self.config.exceeded_by(self._count, self._count * fixed + self._input_bytes + self.reserved):
-            self._evict()
-        self._trim()
         self.num_classes += 1
         self._classes.append(_ClassStream())
         if self.stores_logits:
             self._logits.widen()
+        self._shrink()
+        self._trim()
 
     def reserve(self, size: int) -> None:
         """Reserve so many bytes of the budget for the method; samples leave if the rest is too small for them."""
@@ -447,9 +444,7 @@ class ReplayMemory:
 
     def encode_incoming(self, inputs: np.ndarray) -> np.ndarray:
         """What the memory would give back of these."""
-        store: Any = input_store(self.input_shape, self.config.codec, self.config.quality)
-        for slot, each in enumerate(inputs):
-            store.put(slot, store.stored(each))
+        store, _ = self._encoded(inputs, self.config)
         return store.gather(np.arange(len(inputs)))
 
     def replace_input(self, slot: int, value: np.ndarray) -> None:
@@ -503,20 +498,20 @@ class ReplayMemory:
                 raise UserError(
                     f"a memory of {self.config.codec} cannot be kept as {config.codec}: the network decides"
                 )
-            store, total = self._recoded(config)
-        fixed = self._fixed_bytes(config, self._logits.shape[0])
-        mean = -(-total // self._count) if self._count else typical_bytes(self.input_shape, config.codec)
-        self._check_holds_classes(config, max(1, self.num_classes), fixed + mean)
+            held = (self._inputs.gather(np.array([slot]))[0] for slot in range(self._count))
+            store, total = self._encoded(held, config)
+        row = self._fixed_bytes() - self._inputs.overhead + store.overhead + self._mean_bytes(store, total)
+        self._check_holds_classes(config, max(1, self.num_classes), row)
         self._inputs, self._input_bytes, self.config = store, total, config
         self._shrink()
         self._trim()
 
-    def _recoded(self, config: MemoryConfig) -> tuple[InputStore, int]:
-        """The inputs in another codec, and their bytes."""
+    def _encoded(self, inputs: Iterable[np.ndarray], config: MemoryConfig) -> tuple[InputStore, int]:
+        """These inputs as the memory stores them under a configuration, and their bytes."""
         store: Any = input_store(self.input_shape, config.codec, config.quality)
         total = 0
-        for slot in range(self._count):
-            stored = store.stored(self._inputs.gather(np.array([slot]))[0])
+        for slot, each in enumerate(inputs):
+            stored = store.stored(each)
             store.put(slot, stored)
             total += stored_bytes(stored)
         return store, total

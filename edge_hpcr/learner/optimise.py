@@ -94,11 +94,13 @@ class Optimiser:
     def load_state(self, state: dict[str, Tensor]) -> None:
         for full_name, value in state.items():
             name, key = full_name.rsplit(".", 1)
+            parameter = self._network.get_parameter(name)
             if key == "step":
                 value = value.cpu()
                 if name in self._network.class_rows():  # older checkpoints have one for all classes
-                    rows = len(self._network.get_parameter(name))
-                    value = value.reshape(-1, 1).expand(rows, 1).clone()
+                    value = value.reshape(-1, 1).expand(len(parameter), 1).clone()
+            else:  # in the parameter's layout, as it was made
+                value = torch.empty_like(parameter).copy_(value)
             self._moments.setdefault(name, {})[key] = value
 
 

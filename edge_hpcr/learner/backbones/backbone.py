@@ -207,10 +207,9 @@ class Scaled(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, part: nn.Module, cfg: Any) -> None:
+    def __init__(self, part: nn.Module, cfg: Mapping[str, Any]) -> None:
         super().__init__()
         self.part = part.eval()
-        cfg = cfg if isinstance(cfg, Mapping) else vars(cfg)
         self.register_buffer("mean", torch.tensor(cfg["mean"]).view(1, -1, 1, 1))
         self.register_buffer("deviation", torch.tensor(cfg["std"]).view(1, -1, 1, 1))
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from edge_hpcr.learner.backbones.backbone import Backbone, BackboneConfig
-from edge_hpcr.learner.winograd import Conv3x3
+from edge_hpcr.learner.backbones.winograd import Conv3x3
 
 POOL = 4
 STRIDES = (1, 2, 2, 2)

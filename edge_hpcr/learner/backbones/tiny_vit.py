@@ -29,9 +29,8 @@ ARCHITECTURE = "tiny_vit_5m_224"
 SIZE = 320  # numbers of the pooled features, and of a place of the last map
 LAYOUT = 4 * 160  # numbers of the third stage's map as means over quarters of the picture
 STRIDE = 32  # pixels from one place to the next
-LAYOUT_SHARE = (
-    0.7  # its length beside the pooled features': chosen on CIFAR100's training pictures and on drawn hands
-)
+# Its length beside the pooled features': chosen on CIFAR100's training pictures and on drawn hands.
+LAYOUT_SHARE = 0.7
 # Of the ONNX file that `weights get` knows. It names these weights in checkpoints, whichever source they came from: all
 # give the same answer to one picture, and a workspace may move to a machine that has them from another source.
 SHA256 = "2930dd368ca0beb2fcd92a29999f2b90e3c84df1465052d731469f63c4069408"

@@ -1,10 +1,8 @@
 """The methods: every class with a `name` in a file of this folder. There is no list to keep."""
 
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any
 
 from edge_hpcr.common.errors import UserError, one_of
@@ -13,21 +11,13 @@ from edge_hpcr.learner.methods.method import Batch, Method, Records, StepView
 __all__ = ["Batch", "Method", "Records", "StepView", "create", "live_names", "method_class", "names"]
 
 
-def _methods_in(module: ModuleType) -> Iterator[type[Method]]:
-    for kind in vars(module).values():
-        own = isinstance(kind, type) and issubclass(kind, Method) and kind.__module__ == module.__name__
-        if own and "name" in vars(kind):
-            yield kind
-
-
 @cache
 def _found() -> dict[str, type[Method]]:
     """By name, in the order of the tables."""
     modules = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
-    kinds = sorted(
-        (kind for module in modules for kind in _methods_in(module)), key=lambda kind: (kind.order, kind.name)
-    )
-    return {kind.name: kind for kind in kinds}
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    named = [kind for kind in kinds if issubclass(kind, Method) and "name" in vars(kind)]
+    return {kind.name: kind for kind in sorted(named, key=lambda kind: (kind.order, kind.name))}
 
 
 def names() -> tuple[str, ...]:

@@ -63,8 +63,8 @@ class HPCR(Method):
         return loss
 
     def contrast(self, batch: Batch) -> Tensor:
-        """eq. pcrloss, and eq. pcr+ with sample pairs in large batches."""
-        if losses.uses_sample_pairs(batch.distinct_samples, self.config.smallest_batch):
+        """eq. pcrloss, and eq. pcr+ with sample pairs in large batches (eq. step_function; views do not count)."""
+        if batch.distinct_samples >= self.config.smallest_batch:
             return losses.pcr_contrastive(batch.logits, batch.features, batch.labels, batch.tau)
         return losses.pcr(batch.logits, batch.labels)
 

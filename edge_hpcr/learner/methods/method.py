@@ -127,13 +127,10 @@ class Method:
     Config: ClassVar[type] = NoConfig
     fixed: ClassVar[Mapping[str, Any]] = {}  # fields of Config that this method does not leave to the user
     paper_options: ClassVar[Mapping[str, dict[str, Any]]] = {}  # by dataset; see `papers_options`
-    earlier: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # options newer than some results: what was done before they existed
+    # Options newer than some results: what was done before they existed.
+    earlier: ClassVar[Mapping[str, Any]] = {}
     gone: ClassVar[Mapping[str, Any]] = {}  # options that stored results may name, and what is done now
-    source: ClassVar[str] = (
-        "the paper"  # where it was published, how far that was read, and what is known to differ
-    )
+    source: ClassVar[str] = "the paper"  # where it was published, how far read, and what is known to differ
     from_description: ClassVar[bool] = False  # no program of its authors was read: pages and tables say so
     # Settings of learner and memory that suit it, if they are not the paper's, where a network learns from scratch.
     recommended: ClassVar[Mapping[str, Any]] = {}

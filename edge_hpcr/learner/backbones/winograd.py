@@ -6,8 +6,6 @@ Networks", 2016). Everything is a matrix product, which PyTorch does at full spe
 to rounding (about 1e-5 of the largest value, where a direct convolution has 1e-6).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -35,20 +33,6 @@ _POINTS = len(_INPUT)
 _TILE = len(_OUTPUT)
 
 
-_allowed = True
-
-
-@contextmanager
-def direct_convolutions() -> Iterator[None]:
-    """Without the algorithm, for whoever counts operations: passes with and without gradients then count alike."""
-    global _allowed
-    _allowed = False
-    try:
-        yield
-    finally:
-        _allowed = True
-
-
 class Conv3x3(nn.Conv2d):
     """`nn.Conv2d` with a 3x3 kernel, padding 1 and no bias; the same parameters and state."""
 
@@ -63,8 +47,7 @@ class Conv3x3(nn.Conv2d):
 
     def _gains(self, x: Tensor) -> bool:
         return (
-            _allowed
-            and x.device.type == "cpu"
+            x.device.type == "cpu"
             and x.dtype == torch.float32
             and x.is_contiguous(memory_format=torch.channels_last)
             and self.stride == (1, 1)
