@@ -34,7 +34,7 @@ def test_held_out_samples_are_tested_but_never_trained_on(bench):
     held_out = {row.id for row in one.journal.samples(held_out=True)}
     assert len(held_out) == 4  # one in ten of each class
     assert not held_out & set(learner.memory.ids().tolist())
-    assert learner.memory.seen == 36
+    assert len(learner.memory) == 36
     one.until(lambda: one.live.self_test.held_out.samples == 4)
     # The first step of each class, ten labels, is no test: it was not known yet.
     assert len(one.live.self_test.test_then_train.recent) == 20

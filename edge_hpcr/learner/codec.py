@@ -215,7 +215,10 @@ class Latents(Rows):
         return row
 
     def gather(self, slots: np.ndarray) -> np.ndarray:
-        rows = super().gather(slots)
+        return self.decoded(super().gather(slots))
+
+    def decoded(self, rows: np.ndarray) -> np.ndarray:
+        """The latents of stored rows."""
         ones = (1,) * len(self.numbers)
         low, step = (rows[name].reshape(-1, *ones) for name in ("low", "step"))
         return rows["codes"] * step + low

@@ -29,14 +29,13 @@ from edge_hpcr.learner.config import LearnerConfig, build_network, suited_memory
 from edge_hpcr.learner.device import resolve_device, resolve_precision
 from edge_hpcr.learner.memory import (
     MemoryConfig,
-    Offer,
     Replay,
     ReplayMemory,
     check_images,
     check_latents,
     whole_numbers,
 )
-from edge_hpcr.learner.methods import Batch, StepView
+from edge_hpcr.learner.methods import StepView
 from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.learner.optimise import SETTLED, Optimiser, WeightAverage
 from edge_hpcr.learner.step import LossNotFinite, StepReport
@@ -369,7 +368,10 @@ class Learner:
             inputs, columns, replay = choose()
             batch = step.forward(self, inputs, columns, replay, ids, rehearsal)
             outcome = step.read(self, batch, *step.backward(self, batch))
-            offer = self._offer(inputs, columns, batch, outcome) if remember else None
+            offer = None
+            if remember and self.method.uses_memory:
+                slots = self.method.choose_slots(self.view, batch)
+                offer = self.memory.offer(inputs, columns, outcome.logits, outcome.features, batch.ids, slots)
         # From here on nothing can be refused: the weights and the memory change together.
         self.optimiser.step(self._rate())
         if self.average is not None:
@@ -439,15 +441,6 @@ class Learner:
     def to_device(self, inputs: np.ndarray) -> Tensor:
         """Latents as they are; uint8 images NHWC on the host as float NCHW (channels_last) in [0, 1] on the device."""
         return self.view.to_device(inputs)
-
-    def _offer(
-        self, inputs: np.ndarray, columns: np.ndarray, batch: Batch, outcome: step.Outcome
-    ) -> Offer | None:
-        """The incoming samples for the memory, with the logits and features of this step's own forward pass."""
-        if not self.method.uses_memory:
-            return None
-        slots = self.method.choose_slots(self.view, batch)
-        return self.memory.offer(inputs, columns, outcome.logits, outcome.features, batch.ids, slots)
 
     @_exclusive
     def average_weights(self, decay: float | None) -> None:

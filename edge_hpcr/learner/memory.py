@@ -199,7 +199,6 @@ class ReplayMemory:
         self.config = config
         self.threshold = 1.0
         self.reserved = 0  # of the byte budget, for what the method keeps
-        self.seen = 0
         self.num_classes = 0
         self._rng = rng
         self._next_id = 0
@@ -367,7 +366,6 @@ class ReplayMemory:
 
     def admit(self, offer: Offer) -> None:
         """Take an offer into the reservoir, or into the slots that the method chose."""
-        self.seen += len(offer.keys)
         for label in offer.labels.tolist():
             self._classes[label].seen += 1
         self._next_id = max(self._next_id, int(offer.ids.max()) + 1)
@@ -385,13 +383,12 @@ class ReplayMemory:
         while self._count and self.config.exceeded_by(self._count, self._total_bytes() + self.reserved):
             self._evict()
 
-    def _evict(self) -> int:
-        """Remove the sample with the largest key (see the class); returns the slot that the last one took."""
+    def _evict(self) -> None:
+        """Remove the sample with the largest key (see the class)."""
         slot = self._leaving()
         self.threshold *= (1.0 - self._rng.random()) ** (1.0 / self._count)
         self._classes[int(self._heads.get(slot)["label"])].left = True
         self._delete(slot)
-        return slot
 
     def _leaving(self) -> int:
         """The slot whose sample has to leave: any, or any of the class that holds most."""
@@ -557,7 +554,6 @@ class ReplayMemory:
             "stores_logits": self.stores_logits,
             "num_classes": self.num_classes,
             "threshold": self.threshold,
-            "seen": self.seen,
             "next_id": self._next_id,
             "deck": self._deck.cards,
             "classes": [asdict(each) for each in self._classes],
@@ -575,7 +571,6 @@ class ReplayMemory:
         memory = cls(config, tuple(meta["image_shape"]), meta["feature_size"], meta["stores_logits"], rng)
         memory.num_classes = meta["num_classes"]
         memory.threshold = meta["threshold"]
-        memory.seen = meta["seen"]
         memory._next_id = meta["next_id"]
         memory._deck = Deck(meta.get("deck"))  # older checkpoints have neither
         known = meta.get("classes") or [{}] * memory.num_classes

@@ -66,8 +66,7 @@ class LatentFile:
                 found = self._db.execute(query, (sample_id, made_of)).fetchone()
         if found is None or len(found[0]) != self._store.dtype.itemsize:
             return None
-        (row,) = np.frombuffer(found[0], self._store.dtype)
-        return np.asarray(row["codes"] * row["step"] + row["low"], np.float32)
+        return self._store.decoded(np.frombuffer(found[0], self._store.dtype))[0]
 
     def keep(self, sample_id: int, latent: np.ndarray) -> None:
         row = (sample_id, self._made_of(sample_id), self._store.stored(latent).tobytes())
