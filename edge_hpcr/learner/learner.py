@@ -27,14 +27,7 @@ from edge_hpcr.learner import checkpoint, methods, step
 from edge_hpcr.learner.augment import augment
 from edge_hpcr.learner.config import LearnerConfig, build_network, suited_memory
 from edge_hpcr.learner.device import resolve_device, resolve_precision
-from edge_hpcr.learner.memory import (
-    MemoryConfig,
-    Replay,
-    ReplayMemory,
-    check_images,
-    check_latents,
-    whole_numbers,
-)
+from edge_hpcr.learner.memory import MemoryConfig, Replay, ReplayMemory
 from edge_hpcr.learner.methods import StepView
 from edge_hpcr.learner.network import Classifier, Network
 from edge_hpcr.learner.optimise import SETTLED, Optimiser, WeightAverage
@@ -124,7 +117,7 @@ class Learner:
     @_exclusive
     def add_class(self, class_id: int) -> int:
         """Make room for a class; returns its column. What the learner knows of other classes does not change."""
-        (class_id,) = whole_numbers([class_id], 1, "class ids").tolist()
+        (class_id,) = _whole_numbers([class_id], 1, "class ids").tolist()
         if class_id in self.class_ids:
             raise UserError(f"class {class_id} exists already; give a new class another id")
         if self.method.uses_memory:
@@ -215,9 +208,9 @@ class Learner:
         samples that the memory has been offered before (a corrected label).
         """
         inputs = self.encode(images)
-        labels = whole_numbers(labels, len(inputs), "class ids").tolist()
+        labels = _whole_numbers(labels, len(inputs), "class ids").tolist()
         if ids is not None:
-            ids = whole_numbers(ids, len(inputs), "sample ids")
+            ids = _whole_numbers(ids, len(inputs), "sample ids")
         new = [class_id for class_id in dict.fromkeys(labels) if class_id not in self.class_ids]
         for class_id in new:
             self.add_class(class_id)
@@ -263,7 +256,7 @@ class Learner:
             return False
         inputs = self.encode(images)
         columns = [
-            self.column(class_id) for class_id in whole_numbers(labels, len(inputs), "class ids").tolist()
+            self.column(class_id) for class_id in _whole_numbers(labels, len(inputs), "class ids").tolist()
         ]
         self.network.eval()
         features = self.network.features(self.view.plain(inputs))
@@ -281,9 +274,9 @@ class Learner:
         """What the trainable part sees of images, and the memory keeps; what is encoded already stays as it is."""
         if self._latents and isinstance(images, np.ndarray) and images.dtype != np.uint8:
             kept = images.shape[1:] == self._kept_shape()
-            check_latents(images, self._kept_shape() if kept else self._input_shape())
+            _check_latents(images, self._kept_shape() if kept else self._input_shape())
             return images
-        check_images(images, self.config.height, self.config.width)
+        _check_images(images, self.config.height, self.config.width)
         if not self._latents:
             return images
         with torch.inference_mode():
@@ -599,3 +592,37 @@ class Learner:
         self.optimiser.load_state(tensors("optimiser"))
         self.method.load_state(tensors("method"))
         self.changed()
+
+
+def _check_images(images: np.ndarray, height: int, width: int) -> None:
+    """Refuse anything but a batch of uint8 RGB images of this size."""
+    wanted = f"[N, {height}, {width}, 3]"
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        kind = getattr(images, "dtype", type(images).__name__)
+        raise UserError(f"images are {kind}: give a NumPy array of uint8, RGB, {wanted}")
+    if images.ndim != 4 or images.shape[1:] != (height, width, 3):
+        raise UserError(f"images have shape {images.shape}: this learner takes {wanted}")
+    if len(images) == 0:
+        raise UserError("an empty batch: give at least 1 image")
+
+
+def _check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuse anything but a batch of finite latents of this shape."""
+    if latents.dtype != np.float32 or latents.shape[1:] != shape or len(latents) == 0:
+        kind = f"{latents.dtype} {list(latents.shape)}"
+        raise UserError(f"latents are {kind}: this learner takes float32 [N, {', '.join(map(str, shape))}]")
+    if not np.isfinite(latents).all():
+        raise UserError("the latents of a batch are not finite: are the trunk's weights damaged?")
+
+
+def _whole_numbers(values: Any, count: int, what: str) -> np.ndarray:
+    """As int64; refuses another number of them, and what does not count from 0."""
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise UserError(
+            f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one per image"
+        )
+    array = array.astype(np.int64)
+    if (array < 0).any():
+        raise UserError(f"{what}: {array.min()} is negative; they count from 0")
+    return array

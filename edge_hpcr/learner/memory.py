@@ -582,37 +582,3 @@ class ReplayMemory:
         for row in zip(heads, inputs, arrays["logits"], arrays["features"], strict=True):
             memory._put(None, *row)
         return memory
-
-
-def check_images(images: np.ndarray, height: int, width: int) -> None:
-    """Refuse anything but a batch of uint8 RGB images of this size."""
-    wanted = f"[N, {height}, {width}, 3]"
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        kind = getattr(images, "dtype", type(images).__name__)
-        raise UserError(f"images are {kind}: give a NumPy array of uint8, RGB, {wanted}")
-    if images.ndim != 4 or images.shape[1:] != (height, width, 3):
-        raise UserError(f"images have shape {images.shape}: this learner takes {wanted}")
-    if len(images) == 0:
-        raise UserError("an empty batch: give at least 1 image")
-
-
-def check_latents(latents: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuse anything but a batch of finite latents of this shape."""
-    if latents.dtype != np.float32 or latents.shape[1:] != shape or len(latents) == 0:
-        kind = f"{latents.dtype} {list(latents.shape)}"
-        raise UserError(f"latents are {kind}: this learner takes float32 [N, {', '.join(map(str, shape))}]")
-    if not np.isfinite(latents).all():
-        raise UserError("the latents of a batch are not finite: are the trunk's weights damaged?")
-
-
-def whole_numbers(values: Any, count: int, what: str) -> np.ndarray:
-    """As int64; refuses another number of them, and what does not count from 0."""
-    array = np.asarray(values)
-    if array.shape != (count,) or array.dtype.kind not in "iu":
-        raise UserError(
-            f"{what} are {array.dtype} of shape {array.shape}: give {count} whole numbers, one per image"
-        )
-    array = array.astype(np.int64)
-    if (array < 0).any():
-        raise UserError(f"{what}: {array.min()} is negative; they count from 0")
-    return array
