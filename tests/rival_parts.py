@@ -71,6 +71,13 @@ def loss_of(name: str, batch: Batch, **options: Any) -> float:
     return methods.create(name, options).loss(batch).item()
 
 
+def directions(learner: Learner, images: np.ndarray) -> np.ndarray:
+    """Of their features, in 64 bits."""
+    with torch.no_grad():
+        features = learner.network.eval().features(learner.to_device(images)).double().numpy()
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
 def recorded(method: Method) -> list[tuple[Batch, Tensor]]:
     """The batches whose loss is computed from now on, with the losses."""
     seen, own = [], method.loss

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rival_parts import directions
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
@@ -42,12 +43,6 @@ def taught(small_learner, digits, monkeypatch):
 def places(digits) -> np.ndarray:
     """Forty digits of four classes, of uneven numbers."""
     return np.flatnonzero(np.isin(digits.train_labels, [1, 4, 6, 9]))[:40]
-
-
-def directions(learner: Learner, images: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        features = learner.network.eval().features(learner.to_device(images)).double().numpy()
-    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
 def scores(learner: Learner, images: np.ndarray, class_ids: list[int] | None = None) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rival_parts import batch_of, cross_entropy, loss_of, observe, pictures, recorded, rival
+from rival_parts import batch_of, cross_entropy, directions, loss_of, observe, pictures, recorded, rival
 from torch import Tensor
 
 from edge_hpcr.learner.learner import Learner
@@ -242,12 +242,6 @@ def test_scr_contrasts_projections_of_samples_with_the_same_class_against_all_ot
         terms.append(-sum(math.log(likeness(i, p) / below) for p in same) / max(1, len(same)))
     found = learner.method.loss(replace(batch, features=features)).item()
     assert found == pytest.approx(sum(terms) / 5, rel=1e-4)
-
-
-def directions(learner: Learner, images: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        features = learner.network.eval().features(learner.to_device(images)).double().numpy()
-    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
 def test_scr_answers_by_the_nearest_mean_of_the_samples_in_memory_as_they_are_now() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from edge_hpcr.common.errors import check_at_least
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods.method import Batch, Method, StepView
-from edge_hpcr.learner.methods.shared import after_virtual_step
+from edge_hpcr.learner.methods.shared import after_virtual_step, most_enlarged
 from edge_hpcr.learner.network import ClassRows, Network
 
 # The joint classifier: from both views' logits to hidden units, and from those to logits of its own.
@@ -84,10 +84,7 @@ class ERDVC(Method):
             return self._of_views(network, features[: len(plain)], features[len(plain) :], labels)
 
         later = after_virtual_step(view, inputs, columns, own_loss)
-        samples, labels = view.samples(drawn)
-        growth = gradient_size(later, samples, labels) - gradient_size(view.network.eval(), samples, labels)
-        most = growth.argsort(descending=True, stable=True)[:size].cpu().numpy()
-        return view.held.at(drawn.slots[most])
+        return most_enlarged(view, drawn, later, gradient_size, size)
 
 
 def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, weight: float) -> Tensor:
@@ -104,7 +101,6 @@ def dual_view(first: Tensor, second: Tensor, together: Tensor, labels: Tensor, w
     return cross_entropy + (means * means.log()).sum() / 3 + weight * distance
 
 
-@torch.no_grad()
 def gradient_size(network: Network, samples: Tensor, labels: Tensor) -> Tensor:
     """How large the classifier's gradient of each sample is: |softmax(o) - 1_y| |z|, both as sums of magnitudes."""
     features = network.features(samples)

@@ -6,14 +6,13 @@ Of 50 candidates the 10 with the largest `l(x; after the step) - l(x; now)`, sco
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods.er import ER
 from edge_hpcr.learner.methods.method import StepView
-from edge_hpcr.learner.methods.shared import after_virtual_step
+from edge_hpcr.learner.methods.shared import after_virtual_step, most_enlarged
 from edge_hpcr.learner.network import Network
 
 CANDIDATES = 50
@@ -30,15 +29,8 @@ class MIR(ER):
 
     def choose_replay(self, view: StepView, inputs: np.ndarray, columns: np.ndarray, size: int) -> Replay:
         drawn = view.held.sample(CANDIDATES)
-        now = view.network.eval()
-        increase = self.losses(view, after_virtual_step(view, inputs, columns), drawn) - self.losses(
-            view, now, drawn
-        )
-        hurt = increase.argsort(descending=True)[:size].cpu().numpy()
-        return view.held.at(drawn.slots[hurt])
+        return most_enlarged(view, drawn, after_virtual_step(view, inputs, columns), losses, size)
 
-    @staticmethod
-    @torch.no_grad()
-    def losses(view: StepView, network: Network, drawn: Replay) -> Tensor:
-        inputs, labels = view.samples(drawn)
-        return F.cross_entropy(network.logits(network.features(inputs)), labels, reduction="none")
+
+def losses(network: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(network.logits(network.features(inputs)), labels, reduction="none")

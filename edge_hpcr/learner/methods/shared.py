@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from edge_hpcr.learner.memory import Replay
 from edge_hpcr.learner.methods.method import Method, StepView
 from edge_hpcr.learner.network import Network
 
@@ -36,6 +37,21 @@ def after_virtual_step(
             if parameter.grad is not None:
                 parameter.sub_(parameter.grad, alpha=view.lr)
     return network.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def most_enlarged(
+    view: StepView,
+    drawn: Replay,
+    later: Network,
+    measure: Callable[[Network, Tensor, Tensor], Tensor],
+    size: int,
+) -> Replay:
+    """So many of the drawn samples: those whose measure a virtual step enlarges most."""
+    samples, labels = view.samples(drawn)
+    growth = measure(later, samples, labels) - measure(view.network.eval(), samples, labels)
+    most = growth.argsort(descending=True, stable=True)[:size].cpu().numpy()
+    return view.held.at(drawn.slots[most])
 
 
 class KeepsPrevious(Method):
