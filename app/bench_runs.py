@@ -85,7 +85,7 @@ class BenchRuns:
 
     def _run(self, configs: list[RunConfig]) -> None:
         ends = {BEGUN: "running", DONE: "finished", INTERRUPTED: "stopped"}
-        events = run_here(configs, self.folder, self.root, jobs=1, quiet=True, niceness=NICENESS)
+        events = run_here(configs, self.folder, self.root, jobs=1, niceness=NICENESS)
         try:
             with closing(events):  # which asks the run under way to save itself
                 for event in events:

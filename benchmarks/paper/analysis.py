@@ -27,8 +27,6 @@ from edge_hpcr.common.files import write_atomically
 from edge_hpcr.learner import methods
 from edge_hpcr.learner.learner import resolve_device
 
-BELOW = 1  # a run's progress bar is below the one that counts the runs
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -75,7 +73,7 @@ class Runs:
     def result(self, config: RunConfig) -> dict[str, Any]:
         """The run's result, from the disk if it is finished; one that was stopped continues."""
         kept = finished_result(config, self.folder)
-        return Run(config, self.folder, self.root).run(BELOW) if kept is None else kept
+        return Run(config, self.folder, self.root).run() if kept is None else kept
 
     def measured(
         self, config: RunConfig, settings: Settings, name: str, make: Callable[[Run], dict[str, Any]]

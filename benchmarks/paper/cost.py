@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from benchmarks.paper.analysis import BELOW, Analysis, Runs, Settings, as_printed
+from benchmarks.paper.analysis import Analysis, Runs, Settings, as_printed
 from edge_hpcr.bench import datasets
 from edge_hpcr.bench.methods_page import paper_costs
 from edge_hpcr.bench.report import NOTHING, markdown
@@ -100,7 +100,7 @@ class Cost(Analysis):
             without = {"ema_decay"} if methods.method_class(name).predicts_averaged else set()
             own = replace(short, learner={k: v for k, v in settings.learner.items() if k not in without})
             learned[name] = Run(runs.config(own, name, 0), runs.folder, runs.root)
-            learned[name].run(BELOW)
+            learned[name].run()
         rng = np.random.default_rng(0)
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(settings.rounds):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.paper.analysis import BELOW, Analysis, Runs, Settings, as_printed, number, percent
+from benchmarks.paper.analysis import Analysis, Runs, Settings, as_printed, number, percent
 from benchmarks.paper.gradients import WITHOUT_AND_WITH
 from edge_hpcr.bench.report import markdown
 from edge_hpcr.bench.run import Run
@@ -80,7 +80,7 @@ class Flatness(Analysis):
 
 
 def _flatness(run: Run, settings: FlatnessSettings) -> dict[str, Any]:
-    accuracy = run.run(BELOW)["A_T"]
+    accuracy = run.run()["A_T"]
     learner, labels = run.learner, run.dataset.train_labels
     shown = np.concatenate([task.train for task in run.stream.tasks])
     chosen = np.concatenate([shown[labels[shown] == c][: settings.images] for c in learner.class_ids])

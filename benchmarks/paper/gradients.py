@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.paper.analysis import BELOW, Analysis, Runs, Settings, as_printed, number, percent
+from benchmarks.paper.analysis import Analysis, Runs, Settings, as_printed, number, percent
 from edge_hpcr.bench.report import markdown
 from edge_hpcr.bench.run import Run, forget
 from edge_hpcr.bench.run_config import RunConfig
@@ -78,7 +78,7 @@ def watched_gradients(run: Run) -> dict[str, Any]:
     """One that was stopped begins anew: what its watcher had seen went with the process."""
     forget(run.config, run.folder)
     watcher = ProxyGradients(run)
-    run.run(BELOW, watcher.after_step)
+    run.run(watcher.after_step)
     return watcher.sums()
 
 

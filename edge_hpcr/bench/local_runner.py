@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -61,24 +60,25 @@ def run_here(
     runs: Sequence[RunConfig],
     out: Path,
     root: Path | None,
-    jobs: int,
-    quiet: bool = False,
+    jobs: int | None = None,
     niceness: int = 0,
 ) -> Generator[Event | None]:
-    """Make the runs in processes of their own, at most `jobs` at a time; None every second.
+    """Make the runs in processes of their own, at most `jobs` at a time (default: one per core); None every second.
 
     To close it asks those that still run to save themselves. A process is spawned, not forked: PyTorch's threads do not
     survive a fork.
     """
+    if jobs is None:
+        jobs = max(1, (os.cpu_count() or 1) // max((run.threads for run in runs), default=1))
     context = multiprocessing.get_context("spawn")
-    waiting = deque(enumerate(runs))
+    waiting = deque(runs)
     processes: dict[SpawnProcess, tuple[RunConfig, connection.Connection]] = {}
     try:
         while waiting or processes:
             while waiting and len(processes) < jobs:
-                position, run = waiting.popleft()
+                run = waiting.popleft()
                 mine, its = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(run, out, root, position, quiet, niceness, its))
+                process = context.Process(target=_work, args=(run, out, root, niceness, its))
                 # The process inherits it: a terminal's Ctrl-C is for this one, which asks the others by SIGTERM.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
@@ -114,16 +114,7 @@ def _ending(process: SpawnProcess, pipe: connection.Connection) -> tuple[str, st
     return state, cause
 
 
-def _work(
-    run: RunConfig,
-    out: Path,
-    root: Path | None,
-    position: int,
-    quiet: bool,
-    niceness: int,
-    pipe: connection.Connection,
-) -> None:
+def _work(run: RunConfig, out: Path, root: Path | None, niceness: int, pipe: connection.Connection) -> None:
     os.nice(niceness)
-    if quiet:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-    pipe.send(outcome(lambda: finished_result(run, out) or Run(run, out, root).run(position)))
+    # A line per task says how far it is: several bars would write over each other.
+    pipe.send(outcome(lambda: finished_result(run, out) or Run(run, out, root).run(bar=False)))

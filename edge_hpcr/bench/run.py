@@ -106,14 +106,14 @@ class Run:
     def steps_in_all(self) -> int:
         return sum(-(-len(task.train) // self.samples_per_step) for task in self.stream.tasks)
 
-    def run(self, bar_position: int = 0, on_step: Callable[[Run], None] | None = None) -> dict[str, Any]:
+    def run(self, on_step: Callable[[Run], None] | None = None, bar: bool = True) -> dict[str, Any]:
         """Train through all tasks; returns the result, which is also on disk. Raises `Interrupted` if asked to stop."""
         with locked_run(self.config, self.folder):
             torch.set_num_threads(self.config.threads)
             keep_freed_memory()
             self._continue_if_begun()
             try:
-                self._train(bar_position, on_step)
+                self._train(on_step, bar)
             except LossNotFinite:
                 self.save()
                 raise
@@ -121,11 +121,11 @@ class Run:
             keep_result(self.config, self.folder, result)
             return result
 
-    def _train(self, bar_position: int, on_step: Callable[[Run], None] | None) -> None:
+    def _train(self, on_step: Callable[[Run], None] | None, shows_bar: bool) -> None:
         saved = shown = time.monotonic()
         self.show_progress()
         with (
-            self._progress_bar(bar_position) as bar,
+            self._progress_bar(shows_bar) as bar,
             on_stop_signal(partial(setattr, self, "stop_requested", True)),
         ):
             while self.progress.task < len(self.stream.tasks):
@@ -194,14 +194,13 @@ class Run:
         batches = self._test_inputs.batches(indices)
         return np.concatenate([self.learner.predict(batch, averaged).best for batch in batches])
 
-    def _progress_bar(self, position: int) -> tqdm:
+    def _progress_bar(self, shown: bool) -> tqdm:
         return tqdm(
             total=self.steps_in_all,
             initial=len(self.progress.step_seconds),
             desc=self.config.name,
             unit="step",
-            position=position,
-            disable=None,  # no bar where nobody watches
+            disable=None if shown else True,  # None: no bar where nobody watches
             dynamic_ncols=True,
         )
 
@@ -319,16 +318,19 @@ def locked_run(config: RunConfig, out: Path) -> AbstractContextManager[None]:
 def keep_result(config: RunConfig, out: Path, result: dict[str, Any]) -> None:
     """Write the result of a run, and remove what could make it again."""
     write_atomically(out / f"{config.name}.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
-    checkpoint.remove(out / f"{config.name}.checkpoint")
-    (out / f"{config.name}.progress").unlink(missing_ok=True)
+    _forget_progress(config, out)
 
 
 def forget(config: RunConfig, out: Path) -> None:
     """Remove what an earlier run of this name left; refused while a process makes it."""
     with locked_run(config, out):
         (out / f"{config.name}.json").unlink(missing_ok=True)
-        checkpoint.remove(out / f"{config.name}.checkpoint")
-        (out / f"{config.name}.progress").unlink(missing_ok=True)
+        _forget_progress(config, out)
+
+
+def _forget_progress(config: RunConfig, out: Path) -> None:
+    checkpoint.remove(out / f"{config.name}.checkpoint")
+    (out / f"{config.name}.progress").unlink(missing_ok=True)
 
 
 def versions(threads: int, device: str) -> dict[str, Any]:

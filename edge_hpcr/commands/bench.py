@@ -22,7 +22,7 @@ from edge_hpcr.commands.cli import (
     examples,
     new_commands,
 )
-from edge_hpcr.commands.sweep import Start, default_jobs, make
+from edge_hpcr.commands.sweep import Start, make
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.units import parse_setting
 from edge_hpcr.learner import backbones, methods
@@ -119,7 +119,7 @@ def bench(
     if len(runs) == 1:
         start = partial(_run_alone, out=out, root=root)
     else:
-        start = partial(run_here, out=out, root=root, jobs=jobs or default_jobs(runs))
+        start = partial(run_here, out=out, root=root, jobs=jobs)
     if code := make(runs, out, root, fresh, start):
         return code
     results = [result for run in runs if (result := finished_result(run, out)) is not None]

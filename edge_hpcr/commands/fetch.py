@@ -101,20 +101,17 @@ def get_weights(
     """fetch the weights of a network, check them and keep them in the cache"""
     one_of("network", name, TRUNKS)
     path, published = weights_file(name), TRUNKS[name]
-    if path.is_file() and file is None:
-        prepare(name)
-        print(f"{name} is here: {path}")
-        return
-    unfinished = path.with_suffix(".unfinished")
-    with disk_errors(f"{unfinished} cannot be made", "choose a folder with EDGE_HPCR_CACHE"):
-        unfinished.mkdir(parents=True, exist_ok=True)
-    if file is not None:
-        _keep(from_file(published, file), path)
-    else:
-        _fetch(name, published, path, unfinished)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    if file is not None or not path.is_file():
+        unfinished = path.with_suffix(".unfinished")
+        with disk_errors(f"{unfinished} cannot be made", "choose a folder with EDGE_HPCR_CACHE"):
+            unfinished.mkdir(parents=True, exist_ok=True)
+        if file is not None:
+            _keep(from_file(published, file), path)
+        else:
+            _fetch(name, published, path, unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     prepare(name)
-    print(f"{name} is here now: {path} ({format_bytes(path.stat().st_size)})")
+    print(f"{name} is here: {path} ({format_bytes(path.stat().st_size)})")
 
 
 def _fetch(name: str, published: Published, path: Path, unfinished: Path) -> None:

@@ -1,6 +1,5 @@
 """`python -m edge_hpcr sweep`: many runs of the benchmark, on this machine or on a Ray cluster."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -63,16 +62,11 @@ def sweep(
         return 0
     start: Start
     if ray is None:
-        start = partial(run_here, out=out, root=root, jobs=jobs or default_jobs(runs), quiet=True)
+        start = partial(run_here, out=out, root=root, jobs=jobs)
     else:
         place = (root or data.default_root()).resolve()
         start = partial(run_on_ray, out=out, root=place, address=ray, gpus=gpus)
     return make(runs, out, root, fresh, start)
-
-
-def default_jobs(runs: Sequence[RunConfig]) -> int:
-    """As many as have a core for each of their threads."""
-    return max(1, (os.cpu_count() or 1) // max(run.threads for run in runs))
 
 
 def make(runs: Sequence[RunConfig], out: Path, root: Path | None, fresh: bool, start: Start) -> int:
