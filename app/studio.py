@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.bench_runs import BenchRuns
-from app.import_export import Imports
+from app.imports import Imports
 from app.page_feeder import PageFeeder, answer_state
 from edge_hpcr.common.errors import UserError
 from edge_hpcr.common.text import natural_order

@@ -293,8 +293,8 @@ export class Teach {
     if (!frames.has(key)) frames.set(key, this.frames());
     if (frames.size > 1) this.say(`${frames.size} pictures of ${this.now.classById.get(classId)?.name}, saved when you let go`);
     if (frames.size < MOST_BURST) return;
-    this.endBurst();
     this.say(`${MOST_BURST} pictures are the most at once: press again for more`);
+    this.endBurst();
   }
 
   dropBurst() {
