@@ -51,13 +51,13 @@ def read_bytes(path: Path, follow: bool = True) -> bytes:
     return read_regular(path, MAX_BYTES, lambda reason: _bad(str(path), reason), follow)
 
 
-def decode_image(data: bytes, name: str) -> np.ndarray:
+def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The image in `data`, as uint8 RGB `[H, W, 3]`; `name` says in the error which one was bad."""
     if not data:
         raise _bad(name, "it is empty")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check_size(image, name)
+            _check_size(image, name, max_pixels)
             if image.format == "JPEG" and image.width * image.height * data.count(b"\xff\xda") > MOST_WORK:
                 raise _bad(name, "it has more scans than any camera writes")
             image.load()
@@ -66,7 +66,7 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
         known = ", ".join(FORMATS)
         raise _bad(name, f"it is not an image, or damaged, or of another kind than {known}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _bad(name, f"it has more than {MAX_PIXELS:,} pixels") from error
+        raise _bad(name, f"it has more than {max_pixels:,} pixels") from error
     except MemoryError as error:
         raise _bad(name, "there is not enough memory to decode it") from error
     except _DAMAGE as error:
@@ -78,12 +78,12 @@ def _bad(name: str, reason: str) -> BadImage:
     return BadImage(f"{name if name.isprintable() else ascii(name)} cannot be used as an image: {reason}")
 
 
-def _check_size(image: Image.Image, name: str) -> None:
+def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
     width, height = image.size
     if width < 1 or height < 1:
         raise _bad(name, f"it has no pixels ({width} x {height})")
-    if width * height > MAX_PIXELS:
-        raise _bad(name, f"{width} x {height} pixels are more than {MAX_PIXELS:,}")
+    if width * height > max_pixels:
+        raise _bad(name, f"{width} x {height} pixels are more than {max_pixels:,}")
 
 
 def _orientation(image: Image.Image) -> int:
