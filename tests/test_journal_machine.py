@@ -147,7 +147,7 @@ class JournalAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def undo_to(self, data):
         kept = data.draw(st.integers(0, len(self.past) - 1))
-        done = [each.seq for each in self.journal.actions() if not each.undone][::-1]
+        done = [each.seq for each in self.journal.actions(undone=False)][::-1]
         event = self.journal.undo_to(done[kept - 1] if kept else 0, newest=done[-1])
         assert event.body.lost == []
         while len(self.past) > kept:

@@ -215,7 +215,7 @@ class Journal(Queries):
     def undo(self) -> Event:
         """Take back the last action that is not undone."""
         with self.transaction():
-            if not (last := _first_action(each for each in self.actions() if not each.undone)):
+            if not (last := _first_action(self.actions(undone=False))):
                 raise UserError("nothing to undo: no action is left that could be taken back")
             return self._restore("undo", last)
 
@@ -225,8 +225,7 @@ class Journal(Queries):
         `newest` is the last action that the caller knows of: if there is a newer one, nothing is taken back.
         """
         with self.transaction():
-            back = itertools.takewhile(lambda each: each.seq >= seq, self.actions())
-            done = [each for each in back if not each.undone]
+            done = list(itertools.takewhile(lambda each: each.seq >= seq, self.actions(undone=False)))
             if newest is not None and newest != (done[0].seq if done else 0):
                 raise UserError("something was done or undone meanwhile: look at the history again")
             if seq and (not done or done[-1].seq != seq):
@@ -238,10 +237,9 @@ class Journal(Queries):
     def redo(self) -> Event:
         """Do again what was undone last."""
         with self.transaction():
-            undone = list(itertools.takewhile(lambda each: each.undone, self.actions()))
-            if not undone:
+            if not (first := _first_action(reversed([*self.actions(undone=True)]))):
                 raise UserError("nothing to redo: nothing was undone since the last action")
-            return self._restore("redo", _first_action(reversed(undone)))
+            return self._restore("redo", first)
 
     def _restore(self, kind: str, actions: list[Event]) -> Event:
         """Undo or redo these events, in this order; what it all changed as one event, whose `of` is the last of them."""

@@ -102,16 +102,17 @@ class Queries:
             newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
             raise JournalDamaged(self.path, f"event {seq} cannot be read ({error})", newer) from error
 
-    def actions(self) -> Iterator[Event]:
-        """The events that can be undone or redone, the newest first; all of them need not fit into memory."""
+    def actions(self, undone: bool | None = None) -> Iterator[Event]:
+        """The events that can be undone or redone, or one of both, newest first; all of them need not fit into memory."""
+        which = "" if undone is None else f" AND undone = {undone:d}"
         query = (
-            "SELECT seq, at, kind, body, undone FROM actions JOIN events USING (seq) WHERE seq < ?"
-            f" ORDER BY seq DESC LIMIT {_PAGE}"
+            "SELECT seq, at, kind, body, undone FROM actions JOIN events USING (seq)"
+            f" WHERE seq < ?{which} ORDER BY seq DESC LIMIT {_PAGE}"
         )
         before = self.last_seq + 1
         while rows := self._rows(query, (before,)):
-            for seq, at, kind, body, undone in rows:
-                yield Event(seq, at, kind, self._body(seq, body), bool(undone))
+            for seq, at, kind, body, is_undone in rows:
+                yield Event(seq, at, kind, self._body(seq, body), bool(is_undone))
             before = rows[-1][0]
 
     def class_states(self) -> dict[int, ClassState]:
