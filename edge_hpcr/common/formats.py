@@ -94,13 +94,12 @@ def _from_scratch(settings: dict[str, Any]) -> list[str]:
     return []
 
 
-def _answer_similarity(manifest: dict[str, Any]) -> list[str]:
-    """Manifest 1 to 2: the model has an output `similarity`. The model's own metadata say whether it does."""
-    return []
+def _as_it_is(thing: dict[str, Any]) -> list[str]:
+    """Nothing in the thing itself changes; what older programs would miss, this one looks up elsewhere.
 
-
-def _need_no_list(index: dict[str, Any]) -> list[str]:
-    """Backup 1 to 2: the zip's own checksums are compared; the list of files and their SHA-256 is no longer there."""
+    Manifest 1 to 2: the model has an output `similarity`, as its own metadata say. Backup 1 to 2: its list of files is
+    gone, the zip has checksums of its own.
+    """
     return []
 
 
@@ -108,9 +107,9 @@ JOURNAL: Format[sqlite3.Connection] = Format("journal", (_take_each_file_once,))
 SETTINGS = Format[dict[str, Any]]("settings", (_from_scratch,))
 # Of its index, with the arrays if they are read.
 CHECKPOINT = Format[dict[str, Any]]("checkpoint", (_name_the_backbone,))
-MANIFEST = Format[dict[str, Any]]("manifest", (_answer_similarity,))  # of an exported version
+MANIFEST = Format[dict[str, Any]]("manifest", (_as_it_is,))  # of an exported version
 LATEST = Format[dict[str, Any]]("latest.json")  # which names the current one
 DATASET = Format[dict[str, Any]]("dataset")  # its description in the data folder
 REGIONS = Format[dict[str, Any]]("regions")  # of sources, in a workspace
 PINNED = Format[dict[str, Any]]("staged.json")  # devices that stay on a version
-BACKUP = Format[dict[str, Any]]("backup", (_need_no_list,))  # of a whole workspace
+BACKUP = Format[dict[str, Any]]("backup", (_as_it_is,))  # of a whole workspace
