@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +13,8 @@ from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods.experts import KEPT_PLACES, SAME_SCENE, Experts, PlacesToo
 from edge_hpcr.learner.network import Classifier, Unit
-from export.publish.graph import RunningModel
+from export.publish.graph import Outputs, RunningModel, check
+from export.publish.quantise import quantised
 from export.publish.snapshot import snapshot_of_learner
 from export.publish.to_onnx import export
 
@@ -199,6 +201,10 @@ def test_idle_time_needs_no_rehearsal(learner: Learner) -> None:
     assert taught(learner, 6, [0]).rehearse() is None
 
 
+def answers(model: onnx.ModelProto, images: np.ndarray) -> Outputs:
+    return RunningModel(model.SerializeToString(), "a model")(images)
+
+
 @pytest.mark.slow
 def test_the_exported_model_answers_as_the_learner_also_when_republished_with_a_new_class(
     learner: Learner, tmp_path: Path
@@ -207,16 +213,23 @@ def test_the_exported_model_answers_as_the_learner_also_when_republished_with_a_
     asked = things(6, scene(1))
     learner.predict(asked)
     assert learner.method.share > 0  # or places would be multiplied by nothing
+    models = []
     for path in ("full", "filled"):
         exported = export(snapshot_of_learner(learner), tmp_path / path, templates=tmp_path / "template")
         assert exported.traced == (path == "full")
-        found, expected = (
-            RunningModel(exported.model.SerializeToString(), path)(asked),
-            learner.predict(asked),
-        )
+        models.append(exported.model)
+        found, expected = answers(exported.model, asked), learner.predict(asked)
         np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
         np.testing.assert_allclose(found.similarity, expected.similarity, atol=1e-4)
         learner.observe(scene(4)[None], [7])
+    # In 8 bits: the trunk's linear layers alone.
+    small = quantised(models[0], asked)
+    check(small)
+    kinds = [node.op_type for node in small.graph.node]
+    assert kinds.count("MatMulInteger") == 40 and kinds.count("Conv") == 27
+    features, whole = answers(small, asked).features, answers(models[0], asked).features
+    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(whole, axis=1)
+    assert ((features * whole).sum(1) / lengths > 0.8).all()
 
 
 def test_on_a_network_without_places_it_is_slda(small_learner, digits) -> None:

@@ -24,10 +24,6 @@ from edge_hpcr.stream import Frame
 from edge_hpcr.workspace.selection import DRAWN
 from edge_hpcr.workspace.settings import Settings
 from edge_hpcr.workspace.workspace import Workspace
-from export.publish.graph import RunningModel, check
-from export.publish.quantise import quantised
-from export.publish.snapshot import snapshot_of_learner
-from export.publish.to_onnx import export
 
 SIZE = 32  # the smallest that the trunk takes
 
@@ -234,7 +230,7 @@ def test_labels_held_out_are_looked_at_beside_a_memory_that_keeps_fewer_places(f
 
 
 @pytest.mark.slow
-def test_a_new_workspace_builds_on_tiny_vit_where_its_weights_are_here_and_its_model_answers_alike(
+def test_a_new_workspace_builds_on_tiny_vit_where_its_weights_are_here_and_answers_as_pytorch(
     fetched, tmp_path
 ):
     with Workspace.open(tmp_path / "w") as workspace:
@@ -247,17 +243,7 @@ def test_a_new_workspace_builds_on_tiny_vit_where_its_weights_are_here_and_its_m
                 workspace.journal.label(samples, workspace.journal.create_class(name))
             learned(live)
             asked = np.stack([live.predictor.encoder.prepare(photo(number)) for number in range(8)])
-            expected = live.predictor.predict(live.predictor.encoder.encode(asked))
-            snapshot = live.call(lambda: snapshot_of_learner(live.learner)).result(PATIENCE)
-    exported = export(snapshot, tmp_path / "model.onnx", version=1)
-    found = RunningModel((tmp_path / "model.onnx").read_bytes(), "model")(asked)
-    assert exported.traced and expected.scores.shape == (8, 2)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-3)
-    # In 8 bits: the trunk's linear layers alone.
-    small = quantised(exported.model, snapshot.images)
-    check(small)
-    kinds = [node.op_type for node in small.graph.node]
-    assert kinds.count("MatMulInteger") == 40 and kinds.count("Conv") == 27
-    features = RunningModel(small.SerializeToString(), "small")(asked).features
-    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(found.features, axis=1)
-    assert ((features * found.features).sum(1) / lengths > 0.8).all()
+            said = live.predictor.predict(live.predictor.encoder.encode(asked))
+            expected = live.call(lambda: live.learner.predict(asked)).result(PATIENCE)
+    assert said.scores.shape == (8, 2)
+    np.testing.assert_allclose(said.scores, expected.scores, atol=1e-3)
