@@ -237,7 +237,7 @@ class Journal(Queries):
     def redo(self) -> Event:
         """Do again what was undone last."""
         with self.transaction():
-            if not (first := _first_action(reversed([*self.actions(undone=True)]))):
+            if not (first := _first_action(self.actions(undone=True, oldest_first=True))):
                 raise UserError("nothing to redo: nothing was undone since the last action")
             return self._restore("redo", first)
 

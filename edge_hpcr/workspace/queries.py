@@ -102,18 +102,18 @@ class Queries:
             newer = "a newer version wrote it, or it is damaged: use that version, or restore a backup"
             raise JournalDamaged(self.path, f"event {seq} cannot be read ({error})", newer) from error
 
-    def actions(self, undone: bool | None = None) -> Iterator[Event]:
-        """The events that can be undone or redone, or one of both, newest first; all of them need not fit into memory."""
+    def actions(self, undone: bool | None = None, oldest_first: bool = False) -> Iterator[Event]:
+        """The events that can be undone or redone, or only one of both; all of them need not fit into memory."""
+        last, beyond, order = (0, ">", "") if oldest_first else (self.last_seq + 1, "<", " DESC")
         which = "" if undone is None else f" AND undone = {undone:d}"
         query = (
             "SELECT seq, at, kind, body, undone FROM actions JOIN events USING (seq)"
-            f" WHERE seq < ?{which} ORDER BY seq DESC LIMIT {_PAGE}"
+            f" WHERE seq {beyond} ?{which} ORDER BY seq{order} LIMIT {_PAGE}"
         )
-        before = self.last_seq + 1
-        while rows := self._rows(query, (before,)):
+        while rows := self._rows(query, (last,)):
             for seq, at, kind, body, is_undone in rows:
                 yield Event(seq, at, kind, self._body(seq, body), bool(is_undone))
-            before = rows[-1][0]
+            last = rows[-1][0]
 
     def class_states(self) -> dict[int, ClassState]:
         """Every class that ever was."""
