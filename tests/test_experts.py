@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_hpcr.learner.config import memory_options
+from edge_hpcr.learner.cross_validation import FOLDS_OF_CLOSED_FORMS, CrossValidation
 from edge_hpcr.learner.learner import Learner, LearnerConfig
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.learner.methods.experts import KEPT_PLACES, SAME_SCENE, Experts, PlacesToo
@@ -206,6 +207,14 @@ def answers(model: onnx.ModelProto, images: np.ndarray) -> Outputs:
 
 
 @pytest.mark.slow
+def test_its_copies_learn_nine_tenths_and_nobody_waits_for_their_rehearsals(learner: Learner) -> None:
+    validation, steps = CrossValidation(taught(learner, 30, [0, 1, 2])), 0
+    while validation.advance():
+        steps += 1
+        assert (validation.seconds_left == 0) == (steps == FOLDS_OF_CLOSED_FORMS)
+    assert steps == FOLDS_OF_CLOSED_FORMS == 10
+
+
 def test_the_exported_model_answers_as_the_learner_also_when_republished_with_a_new_class(
     learner: Learner, tmp_path: Path
 ) -> None:

@@ -18,6 +18,9 @@ from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
 
 FOLDS = 4
+FOLDS_OF_CLOSED_FORMS = (
+    10  # their copies cost no rehearsal, and are nearer to the learner the more they learn
+)
 MOST_STEPS = 200  # of rehearsal in each fold
 MOST_SAMPLES = 400
 
@@ -50,11 +53,12 @@ class CrossValidation:
         places = np.lexsort((together, columns))  # so that folds share every class
         self._inputs, self._columns = inputs[places], columns[places]
         self._ids, self._asked = ids[places], asked[places]
+        self.folds = FOLDS_OF_CLOSED_FORMS if learner.method.closed_form else FOLDS
         begins = np.flatnonzero(np.diff(together[places], prepend=-1))
-        self._folds = np.searchsorted(begins, np.arange(len(order)), side="right") % FOLDS
+        self._folds = np.searchsorted(begins, np.arange(len(order)), side="right") % self.folds
         # A copy that has learned less than the learner is less sure, and one that has learned more is surer. In the steps
         # that took the labels, the learner had half of the samples on average.
-        self._rehearsals = min(MOST_STEPS, (learner.step + 1) // 2)
+        self._rehearsals = 0 if learner.method.closed_form else min(MOST_STEPS, (learner.step + 1) // 2)
         self._class_ids = tuple(learner.class_ids)
         self._method = learner.method
         self._config = replace(
@@ -76,14 +80,14 @@ class CrossValidation:
     @property
     def seconds_left(self) -> float:
         """How long it will take at the speed that it had so far, with all that happened in between."""
-        left = max(0, FOLDS * (1 + self._rehearsals) - self._steps_done)
+        left = max(0, self.folds * (1 + self._rehearsals) - self._steps_done)
         return left * (time.monotonic() - self._begun) / max(1, self._steps_done)
 
     def _steps(self) -> Generator[bool, None, None]:
         scores = np.zeros((len(self._columns), len(self._class_ids)), np.float32)
         similarity = np.zeros(len(self._columns), np.float32)
         answered = np.zeros(len(self._columns), bool)
-        for fold in range(FOLDS):
+        for fold in range(self.folds):
             left_out = self._folds == fold
             # A class that would lose its only sample cannot be asked about.
             left_out &= np.isin(self._columns, self._columns[~left_out])
