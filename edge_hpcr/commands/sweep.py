@@ -96,10 +96,10 @@ def make(runs: Sequence[RunConfig], out: Path, root: Path | None, fresh: bool, s
                 failed += 1
                 wrong += event.state == WRONG_INPUT
                 say(f"{name}: failed: {event.cause}")
-    if failed:
-        say(f"{failed} of {len(runs)} runs failed; {again(fresh)} them")
     if wrong == len(runs):
         return 2
+    if failed:
+        say(f"{failed} of {len(runs)} runs failed; {again(fresh)} them")
     return 0 if done == len(runs) else 1
 
 
