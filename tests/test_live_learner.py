@@ -157,6 +157,20 @@ def test_statistics_follow_corrections_undo_and_merges_as_if_the_labels_had_been
     np.testing.assert_allclose(learner.method.sums.numpy(), fresh.method.sums.numpy(), atol=1e-4)
 
 
+def test_the_answers_follow_once_when_many_labels_are_taken_back(bench, monkeypatch):
+    """With hundreds of classes they take longer than what they follow."""
+    one = bench(method="ncm", held_out_share=0.0)
+    one.label(3)
+    ids = [one.show(5) for _ in range(30)]
+    one.journal.label_each([(sample, one.class_of(5)) for sample in ids])
+    assert one.learned().method.counts.tolist() == [1, 30]
+    followed, refresh = [], one.live.predictor.refresh
+    monkeypatch.setattr(one.live.predictor, "refresh", lambda: followed.append(refresh()))
+    one.journal.undo()
+    assert one.learned().method.counts.tolist() == [1] and len(followed) < 5
+    assert not one.live.problems
+
+
 def test_statistics_catch_up_with_many_labels_in_few_steps(bench):
     one = bench(method="ncm", held_out_share=0.0, memory_bytes=400_000)
     one.live.stop()

@@ -122,7 +122,7 @@ def test_labels_of_several_events_share_a_step_and_count_as_applied_when_it_is_d
     assert follower.applied == 2 and follower.whole
     assert [teach.sample_id for teach in follower.next(2)] == [3]
     follower.done()
-    assert follower.applied == 3 and follower.next(2) is None
+    assert follower.applied == 3 and not follower.next(2)
 
 
 def test_an_event_that_is_half_learned_is_not_applied():

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from edge_hpcr.workspace.records import Event
 
+TOGETHER = 100  # operations that are no labels: answers follow after so many, since that takes longer than to do them
+
 
 @dataclass(frozen=True)
 class Teach:
@@ -39,7 +41,10 @@ class Close:
     seq: int
 
 
-def operations(event: Event) -> Iterator[Teach | Unlearn | Close]:
+Operation = Teach | Unlearn | Close
+
+
+def operations(event: Event) -> Iterator[Operation]:
     for move in event.moves:
         corrected = move.was is not None
         # A label says something about an image; a merge, or undoing one, only about names.
@@ -65,7 +70,7 @@ class Follower:
         self.applied = applied
         self.read = applied  # the last event whose operations have been put here
         self._begun = applied  # the event of the last operation that was handed out
-        self._waiting: deque[Teach | Unlearn | Close] = deque()
+        self._waiting: deque[Operation] = deque()
 
     @property
     def whole(self) -> bool:
@@ -85,23 +90,23 @@ class Follower:
             self._waiting += operations(event)
             self.read = event.seq
 
-    def next(self, most: int) -> list[Teach] | Unlearn | Close | None:
-        """The labels at the front, up to so many, or else the one operation there; None when nothing waits."""
-        batch: list[Teach] = []
-        while self._waiting and len(batch) < most:
+    def next(self, most_labels: int) -> list[Operation]:
+        """The operations at the front that are of one kind; none when nothing waits."""
+        batch, taught = list[Operation](), set[int]()
+        while self._waiting and (not batch or type(self._waiting[0]) is type(batch[0])):
             operation = self._waiting[0]
             if isinstance(operation, Teach):
-                if any(operation.sample_id == teach.sample_id for teach in batch):
-                    break  # labelled anew before the learner came to it: one after the other
-                batch.append(operation)
-            elif batch:
+                # Labelled anew before the learner came to it: one after the other.
+                if len(batch) == most_labels or operation.sample_id in taught:
+                    break
+                taught.add(operation.sample_id)
+            elif len(batch) == TOGETHER:
                 break
-            self._begun = self._waiting.popleft().seq
-            if not isinstance(operation, Teach):
-                return operation
+            self._begun = operation.seq
+            batch.append(self._waiting.popleft())
         if not batch:
             self.done()
-        return batch or None
+        return batch
 
     def done(self) -> None:
         """What `next` gave has been done."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from edge_hpcr.learner.device import keep_freed_memory, return_freed_memory
 from edge_hpcr.learner.learner import Learner, LearnerConfig, LossNotFinite, resolve_device
 from edge_hpcr.learner.memory import MemoryConfig
 from edge_hpcr.live.accuracy import held_out_ids
-from edge_hpcr.live.follower import Close, Follower, Teach, Unlearn
+from edge_hpcr.live.follower import Close, Follower, Operation, Teach, Unlearn
 from edge_hpcr.live.latents import LatentFile
 from edge_hpcr.live.predictor import Answer, Predictor
 from edge_hpcr.live.self_test import SelfTest
@@ -368,13 +369,13 @@ class LiveLearner:
         self._or_report(self._read_journal)
         behind = self.follower.labels_waiting > LARGE_BATCH and self.learner.method.closed_form
         work = self.follower.next(LARGE_BATCH if behind else MICRO_BATCH)
-        if work is not None:
+        if work:
             self.phase = "learning"
-            self._or_report(lambda: self._do(work))
+            self._do(work)
             self.follower.done()
         else:
             self.phase = "rehearsing" if self._use_idle_time() else "idle"
-        idle, rehearsing = work is None, self.idle_steps_left > 0
+        idle, rehearsing = not work, self.idle_steps_left > 0
         self._or_report(lambda: self.self_test.test_if_due(idle, rehearsing))
         if self._is_save_due(idle and not rehearsing) and time.monotonic() >= self._save_again_at:
             self._save()
@@ -442,13 +443,17 @@ class LiveLearner:
 
     # What the journal says ------------------------------------------------------------------------------------------
 
-    def _do(self, work: list[Teach] | Unlearn | Close) -> None:
-        if isinstance(work, list):
-            self._teach(work)
-        elif isinstance(work, Unlearn):
-            self._unlearn(work)
-        else:
-            self._drop(work.class_id)
+    def _do(self, work: list[Operation]) -> None:
+        """Do operations of one kind."""
+        if labels := [each for each in work if isinstance(each, Teach)]:
+            self._or_report(lambda: self._teach(labels))
+            return
+        for each in work:
+            if isinstance(each, Unlearn):
+                self._or_report(partial(self._unlearn, each))
+            elif isinstance(each, Close):
+                self._or_report(partial(self._drop, each.class_id))
+        self.predictor.refresh()
 
     def _unlearn(self, work: Unlearn) -> None:
         if work.now is None:
@@ -462,7 +467,6 @@ class LiveLearner:
         if work.now is not None and not work.taught_anew:
             # Nobody labels it again, so nothing else would make the learner follow.
             self.idle_steps_left = self.workspace.settings.idle_steps
-            self.predictor.refresh()
         self._drop_if_unlearned(work.was)
 
     def _drop_if_unlearned(self, class_id: int | None) -> None:
@@ -478,7 +482,6 @@ class LiveLearner:
     def _drop(self, class_id: int) -> None:
         if class_id in self.learner.class_ids:
             self.learner.drop_class(class_id)
-            self.predictor.refresh()
 
     def _correct_statistics(self, work: Unlearn) -> None:
         """Let a method that keeps statistics instead of samples move one to another class, or out."""
@@ -492,7 +495,6 @@ class LiveLearner:
         self.learner.unlearn(inputs, [work.was])
         if work.now is not None and not work.taught_anew:
             self.learner.observe(inputs, [work.now], remember=False)
-        self.predictor.refresh()
 
     def _teach(self, batch: list[Teach]) -> None:
         """Test on the labels, then train on those that are not held out."""
