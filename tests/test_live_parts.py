@@ -110,6 +110,16 @@ def test_a_merge_moves_labels_without_teaching_the_images_again():
     ]  # 8 was held out
 
 
+def test_what_no_longer_holds_and_what_holds_instead_come_in_batches():
+    follower = Follower(0)
+    follower.put([_label(1, *[(i, 2, 3, False) for i in range(1, 6)], kind="correct")])
+    for kind in ("Unlearn", "Teach"):
+        batch = follower.next(10)
+        assert [(type(each).__name__, each.sample_id) for each in batch] == [(kind, i) for i in range(1, 6)]
+        follower.done()
+    assert follower.applied == 1 and not follower.next(10)
+
+
 def test_labels_of_several_events_share_a_step_and_count_as_applied_when_it_is_done():
     follower = Follower(0)
     follower.put(

@@ -45,14 +45,16 @@ Operation = Teach | Unlearn | Close
 
 
 def operations(event: Event) -> Iterator[Operation]:
+    """First all that no longer holds, then what holds instead: so each comes in batches."""
+    # A label says something about an image; a merge, or undoing one, only about names.
+    looked_at = event.kind in ("label", "correct")
+    for move in event.moves:
+        if move.was is not None:
+            learned, taught = None if move.was_held_out else move.was, looked_at and move.now is not None
+            yield Unlearn(move.sample_id, learned, move.now, taught, event.seq)
     for move in event.moves:
         corrected = move.was is not None
-        # A label says something about an image; a merge, or undoing one, only about names.
-        taught = move.now is not None and (not corrected or event.kind in ("label", "correct"))
-        if corrected:
-            learned = None if move.was_held_out else move.was
-            yield Unlearn(move.sample_id, learned, move.now, taught, event.seq)
-        if taught and move.now is not None:
+        if move.now is not None and (looked_at or not corrected):
             fresh = event.kind == "label" and not corrected
             yield Teach(move.sample_id, move.now, move.held_out, fresh, corrected, event.seq, event.at)
     for class_id in event.closed:
