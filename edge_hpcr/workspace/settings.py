@@ -23,7 +23,8 @@ from edge_hpcr.stream.region import Region
 
 # Names of methods and backbones are known to PyTorch's side alone: `learner_config` in live_learner.py checks them.
 AUTO = "auto"  # of method and codec: what suits the backbone
-BETTER, ALWAYS_HERE = "tiny_vit_5m", "efficientnet_lite0"  # what new workspaces build on
+BETTER, ALWAYS_HERE = "tiny_vit_5m_grid", "efficientnet_lite0"  # what new workspaces build on
+BETTER_WEIGHTS = "tiny_vit_5m"  # as `weights get` names them
 FIRST = "What matters"  # the group of the Settings tab that is open
 # The settings that a person sees, with their titles: by groups on the Settings tab, and two on the Memory tab.
 GROUPS = {
@@ -149,11 +150,11 @@ class Settings(BaseModel):
     queue_samples: Positive = _setting(500, "unlabelled samples kept, at most")
     backbone: str = _setting(
         ALWAYS_HERE,
-        "the network: tiny_vit_5m (the default of new workspaces where `weights get` has put it) and efficientnet_lite0 know "
+        "the network: tiny_vit_5m_grid (the default of new workspaces where `weights get tiny_vit_5m` was run) and efficientnet_lite0 know "
         "photographs, reduced_resnet18 learns from scratch",
     )
     method: str = _setting(
-        AUTO, "one of the benchmark's methods; auto: edge from scratch, experts on tiny_vit_5m, else hpcr"
+        AUTO, "one of the benchmark's methods; auto: edge from scratch, experts on TinyViT, else hpcr"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = _setting("auto", "where it computes")
     threads: int = _setting(0, "CPU threads for learning; 0 leaves one core free", ge=0, le=1024)
@@ -192,15 +193,15 @@ class Settings(BaseModel):
     @classmethod
     def of_new_workspace(cls) -> "Settings":
         """The defaults, with the better network if its weights are here."""
-        return cls(backbone=BETTER if weights_file(BETTER).is_file() else ALWAYS_HERE)
+        return cls(backbone=BETTER if weights_file(BETTER_WEIGHTS).is_file() else ALWAYS_HERE)
 
     def lacks_better(self) -> str | None:
         """A sentence about the better network, if its weights are all that was in the way of it."""
-        if self.backbone != ALWAYS_HERE or weights_file(BETTER).is_file():
+        if self.backbone != ALWAYS_HERE or weights_file(BETTER_WEIGHTS).is_file():
             return None
         return (
-            f"the weights of {BETTER} are not here, so {ALWAYS_HERE} is used, which answers less well: run `python -m edge_hpcr "
-            f"weights get {BETTER}`, then set backbone to {BETTER} before the first label"
+            f"the weights of {BETTER_WEIGHTS} are not here, so {ALWAYS_HERE} is used, which answers less well: run `python -m edge_hpcr "
+            f"weights get {BETTER_WEIGHTS}`, then set backbone to {BETTER} before the first label"
         )
 
     def __init__(self, **values: Any) -> None:

@@ -41,6 +41,10 @@ MOST_LEFT_OUT = 400
 LABELS_FOR_LENGTH = 5  # of a class: then half of its mean's own distance counts
 MOST_SAMPLES = 2000  # of which places are looked at: a label must not take longer with every label
 FOLDS = 4
+# By how much layout is multiplied beside the whole picture: the least that explains samples left out nearly as well as any.
+DETAILS = (1.0, 3.0)
+NEARLY = 0.03  # nats per sample
+SHARPNESS = np.geomspace(0.3, 100, 16)  # of scores as a softmax takes them: the best counts
 EXTENT = 4.0  # sides of the square that shows a thing, in standard deviations of its places
 GROWN = 1.25  # times as many samples in memory: then the evidence is looked at again
 
@@ -107,13 +111,14 @@ class Experts(SLDA):
     order = 98
     source = "this repository: SLDA beside LDA of places; no row of the paper's tables"
     uses_memory = True
-    KEPT = (*SLDA.KEPT, "scene", "maps", "spread", "share", "weighed_at")
+    KEPT = (*SLDA.KEPT, "scene", "maps", "spread", "share", "weighed_at", "detail")
 
     scene: Tensor  # float32 [P, D]: the sum of all maps, each vector of length one
     maps: Tensor  # int64: how many those are
     spread: Tensor  # float32: the sum of each picture's median distance from the scene
     share: Tensor  # float32: how much places count beside the picture
     weighed_at: Tensor  # int64: how many samples the memory had when that was decided
+    detail: Tensor  # float32: by how much layout is multiplied
 
     _follows = False  # what another has decided
 
@@ -126,6 +131,7 @@ class Experts(SLDA):
         self.spread = torch.zeros((), device=view.device)
         self.share = torch.zeros((), device=view.device)
         self.weighed_at = torch.zeros((), dtype=torch.int64, device=view.device)
+        self.detail = torch.ones((), device=view.device)
 
     @property
     def looks_at_places(self) -> bool:
@@ -164,10 +170,8 @@ class Experts(SLDA):
     # What is made of it -----------------------------------------------------------------------------------------------
 
     def solve(self, view: StepView, network: Network) -> Classifier:
-        picture = super().solve(view, network)
         if not self.looks_at_places:
-            return picture
-        self._even_lengths(picture)
+            return super().solve(view, network)
         size, count = self.scene.shape[1], len(view.held)
         weighs = self._is_due(count)
         wanted = MOST_SAMPLES if weighs or self.share or self.scene_stays else 0
@@ -177,6 +181,8 @@ class Experts(SLDA):
         if weighs:
             self._weigh(directions, places, columns)
             self.weighed_at.fill_(count)
+        picture = super().solve(view, network)
+        self._even_lengths(picture)
         seen = self.counts.cpu() > 0
         held_too = torch.bincount(columns, minlength=len(self.counts))[seen] > 0
         known = len(columns) > 0 and bool(held_too.all())
@@ -251,23 +257,49 @@ class Experts(SLDA):
         before = int(self.weighed_at)
         return not self._follows and not before / GROWN < count < before * GROWN
 
+    def stretch(self) -> Tensor:
+        return self._stretched(float(self.detail))
+
+    def _stretched(self, detail: float) -> Tensor:
+        """The numbers of layout, which follow those of the whole picture, count so much more; lengths stay about the same."""
+        found = torch.full((self.sums.shape[1],), detail, dtype=torch.float64)
+        found[: self.scene.shape[1]] = 1
+        return found * math.sqrt(2 / (1 + detail**2))
+
     def _weigh(self, directions: Tensor, places: Tensor, columns: Tensor) -> None:
-        """How much places may count, by samples of the memory that are left out; a burst is left out together."""
+        """How much layout and places may count, by samples of the memory that are left out; a burst is left out together."""
         self.share.zero_()
-        if len(columns) < FEWEST_LEFT_OUT or not self.scene_stays:
+        self.detail.fill_(1)
+        if len(columns) < FEWEST_LEFT_OUT:
             return
         # They come in no order.
         directions, places, columns = (each[:MOST_LEFT_OUT] for each in (directions, places, columns))
-        shots = bursts(directions.numpy(), columns.numpy())
-        right, weights = _left_out(directions, places, columns, shots)
-        if weights.sum() >= FEWEST_LEFT_OUT / 2:
-            right_then = {share: float(weights @ each) for share, each in right.items()}
-            least = right_then[0.0] - MAY_COST * float(weights.sum())
-            self.share.fill_(max(share for share in SHARES if right_then[share] >= least))
+        folds, weights = _folds(columns, bursts(directions.numpy(), columns.numpy()))
+        if weights.sum() < FEWEST_LEFT_OUT / 2:
+            return
+        by_detail = {
+            detail: _left_out((directions * self._stretched(detail).float())[:, None], columns, folds)
+            for detail in DETAILS
+        }
+        losses = {detail: _surprise(scores, columns, weights) for detail, scores in by_detail.items()}
+        detail = min(each for each in DETAILS if losses[each] <= min(losses.values()) + NEARLY)
+        self.detail.fill_(detail)
+        if self.scene_stays:
+            picture, single = by_detail[detail], _left_out(places, columns, folds)
+            right = {
+                share: float(weights @ (picture + share * single).argmax(1).eq(columns).float())
+                for share in SHARES
+            }
+            least = right[0.0] - MAY_COST * float(weights.sum())
+            self.share.fill_(max(share for share in SHARES if right[share] >= least))
 
     def follow(self, other: Method) -> None:
         assert isinstance(other, Experts)
         self.decide(float(other.share))
+        self.detail.copy_(other.detail)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        super().load_state({"detail": self.detail} | state)  # the first checkpoints have none
 
     def decide(self, share: float) -> None:
         """Let places count so much, whatever the evidence says."""
@@ -334,29 +366,32 @@ def _margin(weight: Tensor, means: Tensor, seen: Tensor) -> float:
     return float(((means - means.mean(0)) * weight).sum() / (len(means) - 1))
 
 
-def _left_out(
-    directions: Tensor, places: Tensor, columns: Tensor, shots: np.ndarray
-) -> tuple[dict[float, Tensor], Tensor]:
-    """Whether each sample is answered right, by the share of places, without its fold; and how much each counts."""
-    classes = int(columns.max()) + 1
+def _folds(columns: Tensor, shots: np.ndarray) -> tuple[Tensor, Tensor]:
+    """In which fold each sample is left out, with its whole burst; and how much its answer counts."""
     weights = torch.from_numpy(one_of_each(shots, np.ones(len(shots), bool))).float()
     order = np.argsort(columns.numpy()[np.unique(shots, return_index=True)[1]], kind="stable")
     fold_of_shot = np.empty(len(order), np.int64)
     fold_of_shot[order] = np.arange(len(order)) % FOLDS  # so that folds share every class
     folds = torch.from_numpy(fold_of_shot[np.unique(shots, return_inverse=True)[1]])
-    right = {share: torch.zeros(len(columns)) for share in SHARES}
+    for fold in range(FOLDS):
+        alone = (folds == fold) & ~torch.isin(columns, columns[folds != fold])
+        weights[alone] = 0  # of a class that has no other burst
+    return folds, weights
+
+
+def _left_out(vectors: Tensor, columns: Tensor, folds: Tensor) -> Tensor:
+    """Each sample's scores, by LDA of the vectors [N, K, D] in other folds, in units of how far two classes are apart."""
+    classes = int(columns.max()) + 1
+    scores = torch.zeros(len(columns), classes)
     for fold in range(FOLDS):
         out = folds == fold
-        known = torch.bincount(columns[~out], minlength=classes) > 0
-        weights[out & ~known[columns]] = 0  # of a class that has no other burst
-        if not (out & known[columns]).any() or known.sum() < 2:
-            continue
-        taught = columns[~out]
-        picture = _lda(directions[~out], taught, classes, len(taught))
-        single = _places_lda(places[~out], taught, classes)
-        scale = _margin(picture[0], picture[2], known) / max(_margin(single[0], single[2], known), 1e-9)
-        by_picture = directions[out] @ picture[0].T + picture[1]
-        by_places = ((places[out] @ single[0].T).amax(1) + single[1]) * scale
-        for share in SHARES:
-            right[share][out] = (by_picture + share * by_places).argmax(1).eq(columns[out]).float()
-    return right, weights
+        weight, bias, means = _places_lda(vectors[~out], columns[~out], classes)
+        apart = _margin(weight, means, bias > NEVER)
+        scores[out] = ((vectors[out] @ weight.T).amax(1) + bias) / max(apart, 1e-9)
+    return scores
+
+
+def _surprise(scores: Tensor, columns: Tensor, weights: Tensor) -> float:
+    """The log-loss of these scores at their best temperature."""
+    losses = [F.cross_entropy(scores * sharpness, columns, reduction="none") for sharpness in SHARPNESS]
+    return min(float(weights @ each / weights.sum()) for each in losses)

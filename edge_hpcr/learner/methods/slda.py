@@ -95,19 +95,25 @@ class SLDA(ClosedForm):
         if sign > 0:
             super().change(view, directions, columns, sign)
 
+    def stretch(self) -> Tensor:
+        """By how much each feature is multiplied before anything is made of it. [D]"""
+        return torch.ones(self.sums.shape[1], dtype=torch.float64)
+
     def solve(self, view: StepView, network: Network) -> Classifier:
         """The log-likelihood of each class; cosines over `tau` while one label per class leaves no deviations.
 
         Seen from the middle of the classes: what they share is hundreds of times larger, cancels in every score, and would
         leave its rounding there, by which the exported model then differs.
         """
-        counts, scatter, size = self.counts.cpu(), self.scatter.cpu().double(), len(self.scatter)
-        means = self.sums[:, :size].cpu().double() / counts.clamp_min(1)[:, None]
+        counts, size = self.counts.cpu(), len(self.scatter)
+        stretch = self.stretch()[:size]
+        scatter = self.scatter.cpu().double() * stretch * stretch[:, None]
+        means = self.sums[:, :size].cpu().double() / counts.clamp_min(1)[:, None] * stretch
         lower = factor(scatter, int(self.samples))
         labels = counts[counts > 0].double().mean().item() if counts.any() else 1.0
         sharpness = math.sqrt(labels) / (BEST_TEMPERATURE * network.tau)
         middle = means[counts > 0].mean(0) if counts.any() else 0.0
         weight = torch.cholesky_solve((means - middle).T, lower).T * sharpness
         bias = torch.where(counts > 0, -(weight * (means + middle)).sum(1) / 2, NEVER)
-        weight = F.pad(weight, (0, self.sums.shape[1] - size))
+        weight = F.pad(weight * stretch, (0, self.sums.shape[1] - size))
         return Classifier(Unit(), weight.to(self.sums), bias.to(self.sums))
