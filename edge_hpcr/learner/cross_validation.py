@@ -50,12 +50,11 @@ class CrossValidation:
         ids = learner.memory.ids()[order]
         together = bursts(inputs[:, 0, : learner.network.feature_size], columns)
         asked = one_of_each(together, fair(ids) if fair else np.ones(len(ids), bool))
-        places = np.lexsort((together, columns))  # so that folds share every class
+        places = np.argsort(together, kind="stable")  # by class, so that folds share every class
         self._inputs, self._columns = inputs[places], columns[places]
         self._ids, self._asked = ids[places], asked[places]
         self.folds = FOLDS_OF_CLOSED_FORMS if learner.method.closed_form else FOLDS
-        begins = np.flatnonzero(np.diff(together[places], prepend=-1))
-        self._folds = np.searchsorted(begins, np.arange(len(order)), side="right") % self.folds
+        self._folds = together[places] % self.folds
         # A copy that has learned less than the learner is less sure, and one that has learned more is surer. In the steps
         # that took the labels, the learner had half of the samples on average.
         self._rehearsals = 0 if learner.method.closed_form else min(MOST_STEPS, (learner.step + 1) // 2)

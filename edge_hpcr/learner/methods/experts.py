@@ -6,7 +6,7 @@ that differ most from the mean map of all samples are the thing, so of a sample 
 of a class is the highest over all its places. The memory's samples are all that *places* knows: undoing a label is
 forgetting its sample.
 
-How much places count is decided by what is known of the background, and by leaving samples of the memory out.
+How much layout and places count is decided by leaving samples of the memory out, and by what is known of the background.
 """
 
 from __future__ import annotations
@@ -187,16 +187,15 @@ class Experts(SLDA):
         held_too = torch.bincount(columns, minlength=len(self.counts))[seen] > 0
         known = len(columns) > 0 and bool(held_too.all())
         share = float(self.share) if known else 0.0
-        weight, bias, means = _places_lda(places, columns, len(self.counts))
+        weight, bias, means = _lda(places, columns, len(self.counts))
         # Both experts in one unit: how far the means of two classes are apart on average.
         means_of_picture = self.sums.cpu() / self.counts.cpu().clamp_min(1)[:, None]
         assert picture.bias is not None
         unit = _margin(picture.weight.cpu(), means_of_picture, seen)
         picture.weight, picture.bias = picture.weight / (1 + share), picture.bias / (1 + share)
         among = seen / seen.sum().clamp_min(1)
-        ahead = 1 - max(
-            among.tolist(), default=0.0
-        )  # of the mean of all classes, where 1 is how far two are apart
+        # Of the mean of all classes, where 1 is how far two are apart.
+        ahead = 1 - 1 / max(1, int(seen.sum()))
         lead = max(ahead * _margin(weight, means, seen), 1e-9)
         knows_scene = known and len(held_too) > 1 and self.scene_stays
         parts = (
@@ -258,13 +257,10 @@ class Experts(SLDA):
         return not self._follows and not before / GROWN < count < before * GROWN
 
     def stretch(self) -> Tensor:
-        return self._stretched(float(self.detail))
-
-    def _stretched(self, detail: float) -> Tensor:
-        """The numbers of layout, which follow those of the whole picture, count so much more; lengths stay about the same."""
-        found = torch.full((self.sums.shape[1],), detail, dtype=torch.float64)
+        """The numbers of layout follow those of the whole picture. Lengths stay about the same."""
+        found = super().stretch() * float(self.detail)
         found[: self.scene.shape[1]] = 1
-        return found * math.sqrt(2 / (1 + detail**2))
+        return found * math.sqrt(2 / (1 + float(self.detail) ** 2))
 
     def _weigh(self, directions: Tensor, places: Tensor, columns: Tensor) -> None:
         """How much layout and places may count, by samples of the memory that are left out; a burst is left out together."""
@@ -274,13 +270,17 @@ class Experts(SLDA):
             return
         # They come in no order.
         directions, places, columns = (each[:MOST_LEFT_OUT] for each in (directions, places, columns))
-        folds, weights = _folds(columns, bursts(directions.numpy(), columns.numpy()))
+        shots = bursts(directions.numpy(), columns.numpy())
+        folds = torch.from_numpy(shots % FOLDS)  # which share every class: a class's shots are neighbours
+        weights = torch.from_numpy(one_of_each(shots, np.ones(len(shots), bool))).float()
+        weights *= torch.bincount(columns, weights)[columns] > 1  # of a class that has no other burst
         if weights.sum() < FEWEST_LEFT_OUT / 2:
             return
-        by_detail = {
-            detail: _left_out((directions * self._stretched(detail).float())[:, None], columns, folds)
-            for detail in DETAILS
-        }
+        by_detail = {}
+        for detail in DETAILS:
+            self.detail.fill_(detail)
+            pictures = directions * self.stretch().float()
+            by_detail[detail] = _left_out(pictures[:, None], columns, folds)
         losses = {detail: _surprise(scores, columns, weights) for detail, scores in by_detail.items()}
         detail = min(each for each in DETAILS if losses[each] <= min(losses.values()) + NEARLY)
         self.detail.fill_(detail)
@@ -328,10 +328,8 @@ class Experts(SLDA):
             return "Looks at the whole picture: most of it changes from picture to picture."
         if self.share > 0:
             return "Looks at single places too: the background is the same in all pictures."
-        return (
-            "Looks at the whole picture: the background is the same in all pictures, but single places tell these classes apart "
-            "less well."
-        )
+        same = "the background is the same in all pictures"
+        return f"Looks at the whole picture: {same}, but single places tell these classes apart less well."
 
 
 def _apart(maps: Tensor, scene: Tensor) -> Tensor:
@@ -340,21 +338,15 @@ def _apart(maps: Tensor, scene: Tensor) -> Tensor:
     return 1 - cosines.topk(cosines.shape[1] // 2 + 1, dim=1).values[:, -1]
 
 
-def _lda(vectors: Tensor, columns: Tensor, classes: int, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, biases and means by class; `samples` is what the covariance counts for beside its sphere."""
-    counts = torch.bincount(columns, minlength=classes)
-    means = (
-        torch.zeros(classes, vectors.shape[1]).index_add_(0, columns, vectors) / counts.clamp_min(1)[:, None]
-    )
-    deviations = vectors - means[columns]
-    lower = factor((deviations.T @ deviations).double(), samples)
+def _lda(vectors: Tensor, columns: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, biases and means by class of [N, K, D]. The K of one picture are alike: together they count as one sample."""
+    flat, own = vectors.flatten(0, 1), columns.repeat_interleave(vectors.shape[1])
+    counts = torch.bincount(own, minlength=classes)
+    means = torch.zeros(classes, flat.shape[1]).index_add_(0, own, flat) / counts.clamp_min(1)[:, None]
+    deviations = flat - means[own]
+    lower = factor((deviations.T @ deviations).double(), len(vectors))
     weight = torch.cholesky_solve(means.double().T, lower).T.float()
     return weight, torch.where(counts > 0, -(weight * means).sum(1) / 2, NEVER), means
-
-
-def _places_lda(places: Tensor, columns: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Places of one picture are alike: together they count as one sample."""
-    return _lda(places.flatten(0, 1), columns.repeat_interleave(places.shape[1]), classes, len(places))
 
 
 def _margin(weight: Tensor, means: Tensor, seen: Tensor) -> float:
@@ -366,26 +358,13 @@ def _margin(weight: Tensor, means: Tensor, seen: Tensor) -> float:
     return float(((means - means.mean(0)) * weight).sum() / (len(means) - 1))
 
 
-def _folds(columns: Tensor, shots: np.ndarray) -> tuple[Tensor, Tensor]:
-    """In which fold each sample is left out, with its whole burst; and how much its answer counts."""
-    weights = torch.from_numpy(one_of_each(shots, np.ones(len(shots), bool))).float()
-    order = np.argsort(columns.numpy()[np.unique(shots, return_index=True)[1]], kind="stable")
-    fold_of_shot = np.empty(len(order), np.int64)
-    fold_of_shot[order] = np.arange(len(order)) % FOLDS  # so that folds share every class
-    folds = torch.from_numpy(fold_of_shot[np.unique(shots, return_inverse=True)[1]])
-    for fold in range(FOLDS):
-        alone = (folds == fold) & ~torch.isin(columns, columns[folds != fold])
-        weights[alone] = 0  # of a class that has no other burst
-    return folds, weights
-
-
 def _left_out(vectors: Tensor, columns: Tensor, folds: Tensor) -> Tensor:
     """Each sample's scores, by LDA of the vectors [N, K, D] in other folds, in units of how far two classes are apart."""
     classes = int(columns.max()) + 1
     scores = torch.zeros(len(columns), classes)
     for fold in range(FOLDS):
         out = folds == fold
-        weight, bias, means = _places_lda(vectors[~out], columns[~out], classes)
+        weight, bias, means = _lda(vectors[~out], columns[~out], classes)
         apart = _margin(weight, means, bias > NEVER)
         scores[out] = ((vectors[out] @ weight.T).amax(1) + bias) / max(apart, 1e-9)
     return scores
