@@ -26,7 +26,7 @@ examples:
   python -m app --workspace parts --host 0.0.0.0 --auth anna:password.txt  for other machines, too
   python -m app --workspace parts --phone --auth anna:password.txt         a phone as the camera: the page shows a QR code
 
-The printed link holds a token, which other users of this machine have not got; once opened, the browser remembers it.
+The printed link holds a token, which other users of this machine do not have; once opened, the browser remembers it.
 The password is the first line of the file; or set {ENVIRONMENT}=user:password. Closing the browser stops nothing;
 Ctrl-C saves and ends, and the same command continues where it was. /healthz answers 200 once the page is ready.
 """

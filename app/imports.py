@@ -112,7 +112,7 @@ class Imports:
         with self._lock:  # or a zip that arrives now would end it
             job = self._job
             if job is None or job.number != number or job.phase != "asking":
-                raise UserError("that import is no longer asked about: add the pictures again")
+                raise UserError("that import has expired: add the pictures again")
             job.phase = "running"
         self._run(job, self._import)
 

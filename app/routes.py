@@ -316,22 +316,22 @@ class Metrics(Collector):
             ("held_out_labels", "labelled samples that are kept for measuring", counts.held_out),
             ("classes", "classes", len(own.classes.rows())),
             ("queue_samples", "samples that wait for a label", counts.queued),
-            ("queue_bytes", "bytes of their images", counts.queued_bytes),
+            ("queue_bytes", "bytes of the images of samples that wait for a label", counts.queued_bytes),
             ("events", "labels and other actions in the journal", journal.last_seq),
-            ("events_waiting", "those of them that are not learned yet", status["events_waiting"]),
-            ("oldest_waiting_seconds", "how long a label has waited", status["oldest_waiting_seconds"]),
-            ("memory_bytes", "of the replay memory", memory["bytes"]["total"]),
-            ("memory_budget_bytes", "that it may take", memory["budget"]),
-            ("image_bytes", "of stored images", counts.image_bytes),
-            ("image_budget_bytes", "that they may take", settings.disk_bytes),
-            ("disk_free_bytes", "where the workspace is", shutil.disk_usage(own.workspace.path).free),
+            ("events_waiting", "events of the journal that are not learned yet", status["events_waiting"]),
+            ("oldest_waiting_seconds", "how long the oldest label waits", status["oldest_waiting_seconds"]),
+            ("memory_bytes", "bytes of the replay memory", memory["bytes"]["total"]),
+            ("memory_budget_bytes", "bytes that the replay memory may take", memory["budget"]),
+            ("image_bytes", "bytes of stored images", counts.image_bytes),
+            ("image_budget_bytes", "bytes that stored images may take", settings.disk_bytes),
+            ("disk_free_bytes", "free on the workspace's disk", shutil.disk_usage(own.workspace.path).free),
             ("source_live", "whether the source shows frames", bool(stream and stream["phase"] == "live")),
-            ("problems", "that were reported and not put away", len(status["problems"])),
+            ("problems", "reported problems that were not cleared", len(status["problems"])),
             ("alarms", "alerts: things that need attention now", len(alarms)),
-            ("ready", "as /healthz says, but for the journal", not any(alarm.stops for alarm in alarms)),
+            ("ready", "whether it learns and answers", not any(alarm.stops for alarm in alarms)),
         ]
         if (accuracy := status["held_out"]["accuracy"]) is not None:
-            gauges.append(("held_out_accuracy", "on held-out samples", accuracy))
+            gauges.append(("held_out_accuracy", "accuracy on held-out samples", accuracy))
         for name, says, value in gauges:
             yield GaugeMetricFamily(f"edge_hpcr_{name}", says, value)
         yield CounterMetricFamily("edge_hpcr_steps", "training steps", status["step"])

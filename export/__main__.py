@@ -36,7 +36,7 @@ EXAMPLES = """
 examples:
   python -m export --workspace parts                     publish what has been learned so far
   python -m export list --workspace parts                the versions, and which one is current
-  python -m export rollback --workspace parts            make the version before it current; `rollforward` undoes that
+  python -m export rollback --workspace parts            make the previous version current; `rollforward` undoes that
   python -m export pin 17 --workspace parts --devices cam-1,cam-2  keep these devices on version 17 until `unpin`
   python -m export keygen --private key.pem --public public.pem    keys to sign versions with (--sign key.pem)
   python -m export serve --workspace parts               give models to devices over HTTP
@@ -85,16 +85,16 @@ def publish(
     as_json: AsJson = False,
     int8: Annotated[bool, Option("--int8", help="add a variant in 8 bits, if it is good enough")] = False,
     force: Annotated[
-        bool, Option("--force", help="though it is worse than the last one, or the same")
+        bool, Option("--force", help="publish even if it is worse than the last one, or the same")
     ] = False,
     sign: Annotated[
         Path | None, Option(metavar="FILE", help="sign with this private key, now and from now on")
     ] = None,
 ) -> None:
-    """Publish the newest checkpoint as an ONNX model that describes itself.
+    """Publish the newest checkpoint as an ONNX model that carries its own description.
 
-    It is refused, with the reason, when it does not answer as the network does, or when it recognises clearly fewer
-    held-out samples than the current version. The first version takes a while, because the network is traced; later
+    It is refused if its answers differ from the network's, or if it recognises clearly fewer held-out samples than the
+    current version. The reason is printed. The first version takes a while, because the network is traced; later
     ones take about a second.
     """
     from export.publish import publish  # torch takes seconds, and nothing else needs it
@@ -114,7 +114,7 @@ def publish(
     same = None if force else publish.unchanged(exports, snapshot)
     if same is not None:
         facts = {"published": False, "version": same, "notes": snapshot.notes}
-        nothing = f"version {same} holds step {snapshot.step:,} already: nothing is new (--force publishes it again)"
+        nothing = f"version {same} holds step {snapshot.step:,} already, so nothing is new (--force publishes it again)"
         return _say("; ".join([nothing, *snapshot.notes]), facts, as_json)
     try:
         done = publish.publish(exports, snapshot, settings, force=force)
@@ -138,9 +138,9 @@ def _say(text: str, facts: Mapping[str, object], as_json: bool) -> None:
 # Versions -------------------------------------------------------------------------------------------------------------
 
 
-@commands.command("list")
+@commands.command("list", short_help="list the published versions")
 def list_versions(workspace: W, as_json: AsJson = False) -> None:
-    """The published versions."""
+    """List the published versions."""
     exports = _exports(workspace)
     found, current, kept = versions(exports), latest_version(exports), pinned(exports)
     staying = {"version": kept.version, "devices": kept.devices} if kept else None
@@ -154,18 +154,18 @@ def list_versions(workspace: W, as_json: AsJson = False) -> None:
     _say("\n".join(lines), facts, as_json)
 
 
-@commands.command("rollback")
+@commands.command("rollback", short_help="make the previous version current again, or a named one")
 def roll_back(
     workspace: W,
     version: Annotated[
         int | None, Argument(help="its number", show_default="the one before the current one")
     ] = None,
 ) -> None:
-    """Make another version current, an older one as a rule."""
+    """Make the previous version current again, or a named one."""
     _say_current(rollback(_exports(workspace), version))
 
 
-@commands.command("rollforward")
+@commands.command("rollforward", short_help="end a rollback: make the newest version current")
 def roll_forward(workspace: W) -> None:
     """End a rollback: make the newest version current."""
     _say_current(rollforward(_exports(workspace)))
@@ -175,19 +175,17 @@ def roll_forward(workspace: W) -> None:
 def pin_devices(
     workspace: W,
     version: Annotated[int, Argument(help="its number")],
-    devices: Annotated[
-        str, Option(metavar="ID,ID", help="who stays on it; all others have the current version")
-    ],
+    devices: Annotated[str, Option(metavar="ID,ID", help="the devices that stay on it")],
 ) -> None:
-    """Keep named devices, and no others, on a version, whatever is published, until `unpin`."""
+    """Keep the named devices on a version until `unpin`. All others get the current version."""
     named = [each.strip() for each in devices.split(",") if each.strip()]
     manifest = pin(_exports(workspace), version, named)
     print(f"{', '.join(named)} stay on version {version}: {summary(manifest)}")
 
 
-@commands.command("unpin")
+@commands.command("unpin", short_help="give all devices the current version again")
 def unpin_devices(workspace: W) -> None:
-    """Let all devices have the current version again."""
+    """Give all devices the current version again."""
     print(f"version {unpin(_exports(workspace))} is for all devices")
 
 
@@ -200,12 +198,10 @@ def _say_current(manifest: Manifest) -> None:
 
 @commands.command(short_help="make the keys that sign versions")
 def keygen(
-    private: Annotated[
-        Path, Option(metavar="FILE", help="for the trainer; keep it secret, and a copy of it")
-    ],
+    private: Annotated[Path, Option(metavar="FILE", help="for the trainer; keep it secret, and back it up")],
     public: Annotated[Path, Option(metavar="FILE", help="for the devices (`--public-key FILE`)")],
 ) -> None:
-    """Make a pair of keys (Ed25519): devices that are given the public one take nothing that is not signed."""
+    """Make a pair of keys (Ed25519). Devices that have the public one refuse what is not signed."""
     make_keys(private, public)
     print(f"{private} signs (`python -m export --workspace W --sign {private}`); {public} is for the devices")
 
@@ -215,9 +211,9 @@ def keygen(
 
 @commands.command(short_help="give published models to devices over HTTP")
 def serve(
-    workspace: Annotated[Path, Option(metavar="W", help="whose exports to serve")],
+    workspace: Annotated[Path, Option(metavar="W", help="the learner's folder")],
     host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = DEFAULT_PORT,
+    port: Annotated[int, Option(min=0, max=65535, help="port to listen on; 0: any free one")] = DEFAULT_PORT,
     token: Annotated[
         Path | None,
         Option(

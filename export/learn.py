@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 examples:
-  python -m edge_hpcr learn --workspace parts --source photos --labels folders   one sub-folder a class
+  python -m edge_hpcr learn --workspace parts --source photos --labels folders   one sub-folder per class
   python -m edge_hpcr learn --workspace parts --source 0                         the first camera
   python -m edge_hpcr learn --workspace parts --source rtsp://user:secret@cam/stream
   python -m edge_hpcr learn --workspace parts --source watch:inbox --labels folders
-  python -m edge_hpcr learn --workspace parts --source 0 --publish-every 60s     models for devices, by itself
-  python -m edge_hpcr learn --workspace parts --source 0 --set memory_bytes=2MB  another memory for replay
+  python -m edge_hpcr learn --workspace parts --source 0 --publish-every 60s     publish automatically
+  python -m edge_hpcr learn --workspace parts --source 0 --set memory_bytes=2MB  another size of the replay memory
   python -m edge_hpcr learn --workspace demo --source workbench --labels folders --seconds 60
 
 Frames without a label wait in the queue, the most informative first: see `samples W list --queue`, and label them
@@ -55,21 +55,21 @@ def learn(
     labels: Annotated[
         str, Option(help=f"{' or '.join(LABELS)}: whether sub-folders name the classes")
     ] = "none",
-    fps: Annotated[float | None, Option(metavar="N", help="pace of workbench, a folder or a video")] = None,
+    fps: Annotated[float | None, Option(metavar="N", help="speed of a folder, video or workbench")] = None,
     seconds: Annotated[
-        float | None, Option(metavar="N", help="stop after so long", show_default="never")
+        float | None, Option(metavar="N", help="stop after so many seconds", show_default="never")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="a setting, kept; docs/settings.md has them"),
+        Option("--set", metavar="KEY=VALUE", help="change a setting for good; docs/settings.md has them"),
     ] = None,
     publish_every: Annotated[
         str | None,
-        Option(metavar="60s|200steps|never", help="publish what is new by itself; kept in the settings"),
+        Option(metavar="60s|200steps|never", help="publish new versions automatically; kept in the settings"),
     ] = None,
     no_rehearsal: Annotated[
         bool,
-        Option("--no-rehearsal", help="end with the last label, without further replay of what was learned"),
+        Option("--no-rehearsal", help="end after the last label, without further replay"),
     ] = False,
 ) -> int:
     """Learn in a workspace from a source, until it ends or Ctrl-C."""

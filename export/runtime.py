@@ -290,41 +290,41 @@ def new_parser() -> argparse.ArgumentParser:
     )
     option(parser, "--region", "X,Y,W,H", part)
 
-    out = parser.add_argument_group("what comes out")
+    out = parser.add_argument_group("output")
     option(out, "--top", "N", "answers per frame (default: 3)", _number(int, 1, 65_535), default=3)
     option(out, "--count", "N", "end after N answers", _number(int, 1, 2**53))
-    option(out, "--smooth", "N", "answer with what most of the last N frames say", _number(int, 1, 10_000))
+    option(out, "--smooth", "N", "answer what most of the last N frames say", _number(int, 1, 10_000))
     switch(out, "--on-change", "a line only when the answer changes")
-    option(out, "--device-id", "ID", "in every line (default: made once and kept in the cache)")
-    schema = "print the JSON schema of a line, and end"
+    option(out, "--device-id", "ID", "its name in every line (default: made once, kept in the cache)")
+    schema = "print the JSON schema of a line and exit"
     out.add_argument("--schema", action="version", version=SCHEMA.read_text(encoding="utf-8"), help=schema)
-    page = "/healthz and /frame.jpg, the newest frame, over HTTP; PORT alone: this machine only"
+    page = "serve /healthz and /frame.jpg (the newest frame) over HTTP; PORT alone: this machine only"
     option(out, "--http", "[HOST]:PORT", page)
     option(out, "--mqtt", "[mqtts://]HOST[:PORT][/TOPIC]", "publish the results too, mqtts:// with TLS")
-    option(out, "--mqtt-ca", "FILE", "certificates to trust, of a broker with TLS", Path)
+    option(out, "--mqtt-ca", "FILE", "certificates to trust for a broker with TLS", Path)
     switch(out, "--mqtt-discovery", "appear in Home Assistant as a sensor")
 
     what = parser.add_argument_group("models")
-    what.add_argument("--variant", choices=VARIANTS, default="fp32", help="used where a version has it")
-    looks = "between looks (default: 5)"
+    what.add_argument("--variant", choices=VARIANTS, default="fp32", help="to run where a version has it")
+    looks = "between looks for a new version (default: 5)"
     option(what, "--poll", "SECONDS", looks, _number(float, 0.05, 86_400), default=5.0)
     switch(what, "--wait", "wait for a first model instead of ending with 2")
-    option(what, "--token", "FILE", f"for the trainer, and of --http (default: ${VARIABLE})", Path)
-    option(what, "--public-key", "FILE", "take only models that its owner has signed", Path)
-    every = "between two reports to a trainer that models come from; 0: none (default: 30)"
+    option(what, "--token", "FILE", f"for the trainer, and for --http (default: ${VARIABLE})", Path)
+    option(what, "--public-key", "FILE", "accept only models that are signed with its private key", Path)
+    every = "between two reports to the trainer that gives the models; 0: none (default: 30)"
     option(what, "--report", "SECONDS", every, _number(float, 0, 86_400), default=30.0)
     kept = "where models of a server and unsent frames are kept (default: %(default)s)"
     option(what, "--cache", "DIR", kept, Path, default=cache_folder())
 
     back = parser.add_argument_group("frames that are worth a label")
     option(back, "--send-unsure", "URL", "send frames that are unknown or unsure to this trainer")
-    below = "unsure is a confidence below this (default: %(default)g)"
+    below = "a confidence below this is unsure (default: %(default)g)"
     option(back, "--unsure-below", "SHARE", below, _number(float, 0, 1), default=Choice.below)
-    rate = "per minute, on average (default: %(default)g)"
+    rate = "frames per minute, on average (default: %(default)g)"
     option(back, "--unsure-rate", "N", rate, _number(float, 0.01, 6000), default=Choice.per_minute)
 
     how = parser.add_argument_group("hardware")
-    option(how, "--threads", "N", "of the CPU (default: its choice)", _number(int, 0, 1024), default=0)
+    option(how, "--threads", "N", "CPU threads (default: automatic)", _number(int, 0, 1024), default=0)
     switch(how, "--cpu", "use the CPU even if there is a GPU")
     return parser
 

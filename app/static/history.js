@@ -30,7 +30,7 @@ async function open(perform) {
     make("time", { datetime: new Date(1000 * at).toISOString() }, time(at)),
     make("span", { class: "history-text", dir: "auto" }, text, undone ? " · undone" : ""),
     undone || seq === newest ? "" : back(seq, text));
-  const beginning = make("li", { "data-seq": 0 }, make("span", { class: "history-text" }, more ? `the last ${counted(entries.length, "action")} are shown; before them, the beginning` : "the beginning"), newest ? back(0, "the beginning") : "");
+  const beginning = make("li", { "data-seq": 0 }, make("span", { class: "history-text" }, more ? `the last ${counted(entries.length, "action")} are shown; then the beginning` : "the beginning"), newest ? back(0, "the beginning") : "");
   const dialog = openDialog({ id: "history", "aria-label": "History" },
     make("h2", {}, "History"),
     make("p", {}, "The newest first. Undo to here takes back everything above that line; redo brings it back, one action at a time."),

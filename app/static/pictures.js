@@ -98,7 +98,7 @@ class Pictures {
   async upload(files) {
     const size = files.reduce((sum, [file]) => sum + file.size, 0);
     if (!files.length) return;
-    if (size > LARGEST_UPLOAD) { tell(this.message, "These have more than 500 MB: run python -m edge_hpcr samples W import PATH on the server.", true); return; }
+    if (size > LARGEST_UPLOAD) { tell(this.message, "These are larger than 500 MB: run python -m edge_hpcr samples W import PATH on the server.", true); return; }
     tell(this.message, `Uploading ${counted(files.length, "file")} …`);
     const form = new FormData();
     for (const [file, path] of files) form.append("files", file, path);

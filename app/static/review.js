@@ -137,7 +137,7 @@ export class Review {
     this.pager.hidden = this.hint.hidden = !this.samples.length;
     this.empty.hidden = this.samples.length > 0;
     this.empty.textContent = answer.asking ? "Loading …" : this.filtered ? "No sample fits." : this.view === "queue"
-      ? "The queue is empty. Pictures that would teach something new wait here for a label, and those that you add."
+      ? "The queue is empty. Pictures that would teach something new, or that you add, wait here for a label."
       : "Nothing has a label yet. Label something on Teach, or add pictures.";
     this.showSelection();
     this.asking = answer.asking; // about how many the learner could not be asked in time

@@ -7,7 +7,7 @@ export async function openWorkspaces() {
   const name = make("input", { id: "workspace-name", maxlength: 80, placeholder: "name of a new one", "aria-label": "name of the new workspace", autocomplete: "off", dir: "auto" });
   const dialog = openDialog({ id: "workspaces", "aria-label": "Workspaces" },
     make("h2", {}, "Workspaces"),
-    make("p", {}, `In ${found.folder}. What learns in the open one is saved and stops when another is opened.`),
+    make("p", {}, `In ${found.folder}. The open workspace is saved and closed when another one is opened.`),
     make("ul", { class: "edge-list" }, ...found.names.map((each) => make("li", { "data-workspace": each }, make("bdi", {}, each),
       each === found.open ? make("span", {}, "open") : button(null, "Open", () => change(each), { "aria-label": `open ${each}` })))),
     make("form", { id: "workspace-new", class: "edge-row", onsubmit: (event) => { event.preventDefault(); change(name.value.trim()); } },

@@ -19,7 +19,7 @@ from edge_hpcr.learner import methods
 TICK_SECONDS = 1.0
 INTRODUCTION = (
     "A dataset is learned task by task in a single pass, and tested after each task on all classes so far. It runs beside "
-    "your learner, at low priority, and does not touch it. What stands behind ± is a 95 % interval over the seeds."
+    "your learner, at low priority, and does not touch it. The number after ± is a 95 % interval over the seeds."
 )
 EMPTY = "No benchmark has been run here yet. Press Start: the digits need no download and take about a minute per seed."
 STATES = {
@@ -106,7 +106,7 @@ def build(studio: Studio, tab: gr.Tab) -> None:
     def start(dataset: str, method: str, size: str, seeds: float | None, limit: str) -> None:
         request = Request(dataset, method, size.strip(), int(seeds or 0), limit.strip() or None)
         names = studio.runs.start(request)
-        gr.Info(f"{len(names)} runs are on their way." if len(names) > 1 else f"{names[0]} is on its way.")
+        gr.Info(f"{len(names)} runs started." if len(names) > 1 else f"{names[0]} started.")
 
     shown(studio).keep_fresh(tab, [listing, results], TICK_SECONDS)
     for event in (tab.select, dataset.change):
@@ -124,12 +124,12 @@ def _form() -> list[Any]:
 
     return [
         gr.Dropdown(list(data.DATASETS), value=request.dataset, label="Dataset", info="what is learned", **field("dataset", 150)),
-        gr.Dropdown(list(methods.names()), value=request.method, label="Method", info="how", **field("method", 150)),
+        gr.Dropdown(list(methods.names()), value=request.method, label="Method", info="how it learns", **field("method", 150)),
         gr.Textbox(
             request.size, label="Memory", info="like 200KB; or 200, in samples", max_lines=1, **field("size", 150)
         ),
         gr.Number(
-            request.seeds, label="Seeds", info=f"a run each, up to {MOST_SEEDS}", precision=0, **field("seeds", 100)
+            request.seeds, label="Seeds", info=f"one run per seed, up to {MOST_SEEDS}", precision=0, **field("seeds", 100)
         ),
         gr.Textbox(
             "", label="Limit", info="images per task; empty: all", max_lines=1, placeholder="all",

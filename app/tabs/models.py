@@ -48,7 +48,7 @@ def publish_now(live: LiveLearner, force: bool = False) -> Published:
     """
     exports, snapshot = live.workspace.layout.exports, snapshot_of(live)
     if not force and (same := unchanged(exports, snapshot)) is not None:
-        raise Refused(f"nothing is new: version {same} holds step {snapshot.step:,} already")
+        raise Refused(f"nothing is new: version {same} already holds step {snapshot.step:,}")
     try:
         return publish(exports, snapshot, live.workspace.settings, force=force)
     except BadModel as error:

@@ -12,10 +12,10 @@ from edge_hpcr.common.errors import one_of
 __all__ = ["ANALYSES", "EXPLANATION", "Runs", "analysis", "ordered", "section", "title_of"]
 
 EXPLANATION = """\
-`bench analyse`: the paper's analyses, repeated. The small versions learn little data with a small network and few seeds, so
-that each takes minutes on one core: they show that the analysis works and decide nothing about the paper. `--paper` runs an
-analysis as the paper prints it. Accuracies are in percent, the mean over n seeds and the half-width of its 95 % confidence
-interval. Figures and tables are named by their labels in the paper's source."""
+`bench analyse` repeats the paper's analyses. A small version has little data, a small network and few seeds, and takes minutes on
+one core. It shows that the analysis works and decides nothing about the paper. `--paper` runs an analysis as the paper prints it.
+Accuracies are in percent, the mean over n seeds and the half-width of its 95 % confidence interval. Figures and tables are named
+by their labels in the paper's source. [method.md](method.md#what-it-does) explains HC, HT, PCD and SCD."""
 # In the order of the paper.
 ANALYSES: dict[str, Analysis] = {
     each.name: each

@@ -41,7 +41,7 @@ class Temperature(Analysis):
     purpose = "PCR with static temperatures; HPCR over tau_min, tau_max and the cycle S"
     source = "Figure `tau`, tables `tau`, `tau_step` and `tau_bound`"
     conclusion = (
-        "PCR is sensitive to tau, old classes want a smaller one than new classes, each class has its own best, and HPCR is "
+        "PCR is sensitive to tau, old classes need a smaller one than new classes, each class has its own best, and HPCR is "
         "best with tau_min 0.05, tau_max 0.16 and S = 500."
     )
     small = TemperatureSettings(seeds=2, limit=150)

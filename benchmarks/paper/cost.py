@@ -138,7 +138,7 @@ class Cost(Analysis):
         ]
         return "\n\n".join(
             [
-                "Operations, time and model of every method stand in docs/methods.md.",
+                "docs/methods.md has the operations, time and learner bytes of every method.",
                 "Data overhead of the methods that keep logits or features, in numbers as the paper counts and in bytes, with all "
                 "classes known (from the sizes alone):",
                 markdown(["method", "dataset", "numbers", "paper's numbers", "bytes"], rows),

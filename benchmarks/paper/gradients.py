@@ -100,10 +100,9 @@ class ProxyGradientsOfHT(Analysis):
 
     def table(self, result: dict[str, Any]) -> str:
         note = (
-            "Summed over the steps of the last task and over the old (new) proxies, mean over the seeds: `dL/d<z, w>` (the "
-            "terms of one anchor add up to 0, so old and new are opposite by construction), its absolute value (*size*), and "
-            "the length of each proxy's summed gradient vector, which with SGD is the way that the proxy went over the "
-            "learning rate."
+            "Sums over the steps of the last task and over the old (new) proxies, mean over the seeds: of `dL/d<z, w>` (the "
+            "terms of one anchor add up to 0, so old and new are opposite by construction), of its absolute value (*size*), and "
+            "of the *length* of each proxy's summed gradient. With SGD a proxy moves by this length times the learning rate."
         )
         kinds = [(key, new) for key in ("similarities", "sizes", "lengths") for new in (False, True)]
         rows = [
@@ -129,8 +128,8 @@ class DistillationGradients(Analysis):
 
     def table(self, result: dict[str, Any]) -> str:
         note = (
-            "HPCR with each distillation, over the steps of the last task, mean over the seeds: for each class in the order of "
-            "arrival the sum of `dL/d<z, w>`, what these amount to over all proxies without their signs (*signed*), and the sum of "
+            "HPCR with each distillation, sums over the steps of the last task, mean over the seeds: for each class, in the "
+            "order of arrival, of `dL/d<z, w>`; over all proxies, of the absolute values of these sums (*signed*); and of "
             "`|dL/d<z, w>|` (*size*)."
         )
         rows = []

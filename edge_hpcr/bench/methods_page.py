@@ -29,22 +29,23 @@ COSTS = (
 WIDEST = 5.0  # half of an interval that reproduces anything
 FEWEST = 3  # seeds
 EXPLANATION = f"""\
-Every method runs behind one contract, under the paper's rules: the same network, augmentation, optimiser, 10 incoming and 10
-replayed samples per step, and HPCR's classifier of cosines that grows with the classes, where the rivals' programs have a linear
-layer for all classes from the start (ER-WA and UER, which are about its lengths, have a growing linear one). The verdicts:
+Every method runs under the paper's rules: the same network, augmentation and optimiser, with 10 incoming and 10 replayed samples
+per step. All share HPCR's classifier: cosines, which grow with the classes. The rivals' own programs have a linear layer for all
+classes from the start. ER-WA and UER correct the lengths of such a layer's weights, so here they have a linear layer that grows.
+The verdicts:
 
 - *reproduced*: from three seeds on, our mean lies in the paper's 95 % interval, the paper's mean in ours, and ours is at most
   {WIDEST:g} points to each side;
-- *differs*: from three seeds on, the two intervals do not meet, and by how much;
-- *open*: anything else, with the difference: too few seeds, or intervals that only overlap;
-- *runs*: the method passes its tests (its loss or rule against a slow loop written from the formula, and the contract that
-  all methods must pass), but no run of ours has the paper's setting yet.
+- *differs*: from three seeds on, the two intervals do not meet; the difference follows;
+- *open*: too few seeds, or intervals that only overlap; the difference follows;
+- *runs*: the method passes its tests, but no run of ours has the paper's setting yet. A test compares its loss or rule with a slow
+  loop written from the formula; others are the same for all methods.
 
 Runs in float32 and in bfloat16 are rows of their own. *Built from descriptions* marks methods whose authors' program was not read.
-Computation (C_D) is the number of floating-point operations per sample of the stream relative to ER's, and the processor time in the
-same way, measured in turns in one process. Data is what is kept of a sample relative to its image, in numbers, as the paper counts.
-Learner bytes are all weights, the average where it predicts, optimiser state, and what a method keeps beside memory and network,
-relative to ER's; the last part is named. No budget on these pages pays for learner bytes."""
+*C_D* (computation) is the number of floating-point operations per sample of the stream, relative to ER's. *Time* is the processor time,
+relative to ER's, measured in turns in one process. *Data* is what is kept of a sample, relative to its image, in numbers, as the paper
+counts. *Learner bytes* are weights, the average where it predicts, optimiser state, and what only this method keeps (*of its own*),
+relative to ER's. No budget on these pages pays for learner bytes."""
 
 
 @cache
@@ -107,12 +108,12 @@ def _verdict_rows(kind: type[Method], comparable: Sequence[Group]) -> list[list[
 
 def _measured_where(cost: dict[str, Any] | None) -> str:
     if cost is None:
-        return "Nothing was measured yet: `bench analyse cost` does."
+        return "Nothing was measured yet: run `bench analyse cost`."
     settings = cost["settings"]
     options = "".join(f", {key} {value}" for key, value in settings["learner"].items())
     return (
-        f"Operations, times and learners measured on {settings['dataset']}{options}, by `bench analyse cost`; data on Split "
-        f"CIFAR10 with the paper's network."
+        f"`bench analyse cost` measured C_D, time and learner bytes on {settings['dataset']}{options}. Data is for Split CIFAR10 "
+        f"with the paper's network."
     )
 
 

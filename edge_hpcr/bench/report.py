@@ -37,16 +37,18 @@ All accuracies are in percent: the mean over n seeds and the half-width of its 9
 one seed has none). A_T is the final accuracy with the weights that the method predicts with, *live* with the current and
 *averaged* with the averaged ones (EMA). AAA is the mean accuracy after each task, F_T the forgetting (lower is better). The
 paper's value is given where the run has the paper's setting, and by how much ours differs. A method's name is followed by every
-setting in which the run differs from the paper's. *Built from descriptions* says that no program of the authors was read.
+setting in which the run differs from the paper's; this version no longer has all of them (`stream`, `teacher`, `taught`).
+*Built from descriptions*: no program of the method's authors was read.
 
 *Replay bytes* are the samples and all that is kept of them: the budget. *Learner bytes* are weights, averages, optimiser state and
-second networks; older runs did not count them, or counted second networks as replay bytes. The overhead is what logits and features add to images and labels, in numbers (as
-the paper counts) and in bytes. A step is one update of the weights, its p50 and p95 the median and the 95th percentile. With a
-pre-trained backbone, times are those of learning, and a picture's pass through the frozen trunk is a column of its own. In the
-plots, dashed lines are of averaged weights, and bands are 95 % intervals, from three seeds on."""
+second networks; older runs did not count them, or counted second networks as replay bytes. *Held* is the number of samples in the
+memory at the end. The overhead is the factor by which logits and features enlarge images and labels, in numbers (as the paper
+counts) and in bytes. A step is one update of the weights; p50 is the median, p95 the 95th percentile. With a pre-trained backbone,
+step and training times leave out the frozen trunk; *trunk ms* is its time per picture. In the plots, dashed lines are of averaged
+weights, and bands are 95 % intervals, from three seeds on."""
 PAIRED = """\
-Compared with `{reference}`, paired: the difference of A_T on the same seeds, in the same precision, with the same memory, and that of the
-averaged weights on both sides. One run says little."""
+A_T minus that of `{reference}`, paired: the same seeds, precision and memory. The last column compares the averaged weights of both.
+One run says little."""
 REFERENCES = ("hpcr", "edge")
 METRICS = {"A_T": "final accuracy (A_T)", "AAA": "mean accuracy (AAA)", "F_T": "forgetting (F_T)"}
 _CONDITIONS = ("tasks", "limit", "validation", "stream")

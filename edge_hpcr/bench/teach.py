@@ -36,12 +36,12 @@ CONTESTANTS = ("ours", *FROM_SCRATCH, "hpcr", "ncm", "slda", "ranpac", "dense")
 ONE_ORDER = "one_after_the_other"  # in the names of files: earlier versions had others beside it
 TEST_SHARE = 0.25  # of the smallest class, at least: it limits the label counts
 EXPLANATION = """\
-`bench teach`: top-1 accuracy in percent on pictures never shown, after so many labels per class; the mean over n draws of
-classes and pictures and the half-width of its 95 % confidence interval. Within a draw every contestant was taught the same
+`bench teach`: top-1 accuracy in percent on pictures never shown, by the number of labels per class: the mean over n draws of
+classes and pictures, and the half-width of its 95 % confidence interval. Within a draw every contestant was taught the same
 pictures in the same order. A label's time is from the picture to the end of its training step (for `dense`, the whole
-training divided by the labels), a prediction's is that of one picture, both with its pass through the trunk. Bytes are what
-is kept of the samples at the most labels."""
-LEADS = "Differences, paired by draw; bold: larger than their 95 % interval."
+training divided by the labels). A prediction's time is that of one picture. Both include the trunk. *Kept* are the bytes kept of
+the samples at the largest number of labels."""
+LEADS = "Differences, paired by draw. Bold: larger than the interval."
 _CONDITIONS = ("source", "pictures", "classes", "labels", "test")
 
 

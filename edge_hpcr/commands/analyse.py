@@ -27,14 +27,12 @@ is given again; without the folder of its runs it begins anew.
 
 
 def analyse(
-    name: Annotated[str | None, Argument(metavar="NAME", help="of the analysis; --list names them")] = None,
-    list_them: Annotated[bool, Option("--list", help="the analyses, and what each is for")] = False,
+    name: Annotated[str | None, Argument(metavar="NAME", help="the analysis; --list names them")] = None,
+    list_them: Annotated[bool, Option("--list", help="list the analyses, and what each is for")] = False,
     paper: Annotated[
-        bool, Option("--paper", help="as the paper prints it: its dataset, buffer, seeds and grid")
+        bool, Option("--paper", help="the paper's version: its dataset, buffer, seeds and grid")
     ] = False,
-    runs: Annotated[Path, Option(metavar="DIR", help="where the runs are kept that it needs")] = Path(
-        "runs/analyses"
-    ),
+    runs: Annotated[Path, Option(metavar="DIR", help="where its runs are kept")] = Path("runs/analyses"),
     out: ResultFolder = Path("results/analyses"),
     threads: Threads = 1,
     device: Device = "auto",

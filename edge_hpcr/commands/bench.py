@@ -61,10 +61,10 @@ def bench(
     ] = LearnerConfig.backbone,
     image_size: Annotated[
         int | None,
-        Option(min=1, metavar="N", help="images are resized to", show_default="the dataset's or backbone's"),
+        Option(min=1, metavar="N", help="pixels per side", show_default="the dataset's or backbone's"),
     ] = None,
     tasks: Annotated[
-        int | None, Option(min=1, metavar="N", help="of the split", show_default="the paper's")
+        int | None, Option(min=1, metavar="N", help="number of tasks", show_default="the paper's")
     ] = None,
     limit: Annotated[
         int | None, Option(min=1, metavar="N", help="train on at most N images per task")
@@ -79,7 +79,7 @@ def bench(
         ),
     ] = None,
     budget: Annotated[
-        str | None, Option(metavar="BYTES", help="memory, as all bytes that are kept of samples, like 2MB")
+        str | None, Option(metavar="BYTES", help="memory, in bytes of all that is kept of samples, like 2MB")
     ] = None,
     codec: Annotated[
         str | None,
@@ -89,21 +89,21 @@ def bench(
         ),
     ] = None,
     quality: Annotated[
-        int | None, Option(help="of webp and jpeg", show_default=str(MemoryConfig.quality))
+        int | None, Option(help="quality of webp and jpeg", show_default=str(MemoryConfig.quality))
     ] = None,
     seeds: Annotated[int | None, Option(min=1, metavar="N", help="run seeds 0 to N-1")] = None,
     seed: Annotated[
         int | None, Option(min=0, max=2**32 - 1, metavar="K", help="run one seed", show_default="0")
     ] = None,
     jobs: Annotated[
-        int | None, Option(min=1, metavar="N", help="seeds at a time", show_default="one per core")
+        int | None, Option(min=1, metavar="N", help="seeds run at a time", show_default="one per core")
     ] = None,
     threads: Threads = 1,
     device: Device = "auto",
     precision: Annotated[
         str,
         Option(
-            help="of a training step: float32, bfloat16, or auto: bfloat16 where it is fast and as accurate"
+            help="precision of a training step: float32, bfloat16, or auto: bfloat16 where it is fast and as accurate"
         ),
     ] = LearnerConfig.compute,
     root: DatasetRoot = None,

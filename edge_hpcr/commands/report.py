@@ -45,12 +45,12 @@ def report(
         Path | None,
         Option(
             metavar="DIR",
-            help="write pages: results on test images, choices on held-out ones, methods with a verdict, analyses",
+            help="write pages: results on test images, choices on held-out images, methods with a verdict, analyses",
         ),
     ] = None,
-    table: Annotated[Path | None, Option(metavar="FILE.csv", help="write a table with a row per run")] = None,
+    table: Annotated[Path | None, Option(metavar="FILE.csv", help="write a table, one row per run")] = None,
 ) -> None:
-    """Put the runs of one setting together, with the paper's values; plots are beside the pages or in the first folder."""
+    """Make tables of finished runs, with the paper's values. Plots go next to the pages, or into the first folder."""
     found, left_out = tables.read_folders(folders)
     for complaint in left_out:
         print(f"left out: {complaint}", file=sys.stderr)

@@ -27,7 +27,7 @@ examples:
   python -m edge_hpcr weights get tiny_vit_5m            once per machine
   python -m edge_hpcr retrunk parts tiny_vit_5m_grid     stop what learns there first
 
-A run that was stopped goes on when the same command is given again. Pictures that the disk budget has dropped cannot be learned
+A run that was stopped continues when the same command is given again. Pictures that the disk budget has dropped cannot be learned
 again: their labels stay in the journal.
 """
 

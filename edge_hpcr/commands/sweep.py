@@ -47,10 +47,10 @@ def sweep(
         int | None, Option(min=1, metavar="N", help="runs at a time", show_default="one per core")
     ] = None,
     ray: Annotated[str | None, Option(metavar="ADDRESS", help="make the runs on a Ray cluster")] = None,
-    gpus: Annotated[float, Option(min=0, metavar="N", help="of a run on Ray")] = 0.0,
+    gpus: Annotated[float, Option(min=0, metavar="N", help="GPUs of a run on Ray")] = 0.0,
     root: DatasetRoot = None,
     out: ResultFolder = Path("runs"),
-    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and which are done, and stop")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="only list the runs and which are done")] = False,
     fresh: Fresh = False,
 ) -> int:
     """Make many runs of the split benchmark: a list of them, each of which can be stopped and continued."""

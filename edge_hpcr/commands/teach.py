@@ -22,7 +22,7 @@ from edge_hpcr.workspace.settings import Settings
 
 EXAMPLES = """
 examples:
-  python -m edge_hpcr bench teach --source photographs               a folder with a sub-folder for each class
+  python -m edge_hpcr bench teach --source photographs               a folder with one sub-folder per class
   python -m edge_hpcr bench teach --dataset cifar100 --classes 10    ten classes per draw, pictures of the test set
   python -m edge_hpcr bench teach --dataset digits --methods ours,scratch --draws 3 --labels 1,5
 
@@ -33,7 +33,7 @@ plot of them.
 
 def teach(
     source: Annotated[
-        Path | None, Option(metavar="FOLDER", help="pictures, in a sub-folder for each class")
+        Path | None, Option(metavar="FOLDER", help="pictures, in one sub-folder per class")
     ] = None,
     dataset: Annotated[
         str | None, Option(metavar="NAME", help=f"or a dataset's test pictures: {', '.join(sources.NAMES)}")
@@ -44,13 +44,13 @@ def teach(
     classes: Annotated[
         int | None, Option(min=2, metavar="N", help="classes per draw", show_default="all, at most 10")
     ] = None,
-    draws: Annotated[int, Option(min=1, metavar="N", help="of classes and pictures")] = 10,
+    draws: Annotated[int, Option(min=1, metavar="N", help="draws of classes and pictures")] = 10,
     labels: Annotated[str, Option(metavar="N,N,…", help="labels per class")] = "1,2,5,10,20,50",
-    contestants: Annotated[str, Option("--methods", metavar="NAME,…", help="who is taught")] = ",".join(
+    contestants: Annotated[str, Option("--methods", metavar="NAME,…", help="the contestants")] = ",".join(
         CONTESTANTS
     ),
     test: Annotated[int, Option(min=1, metavar="N", help="test pictures per class, at most")] = 50,
-    seed: Annotated[int, Option(min=0, max=2**32 - 1, metavar="K", help="of the draws")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, metavar="K", help="seed of the draws")] = 0,
     threads: Threads = 1,
     device: Device = "auto",
     root: DatasetRoot = None,

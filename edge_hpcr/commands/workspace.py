@@ -28,7 +28,7 @@ from edge_hpcr.workspace.recover import verify_workspace
 from edge_hpcr.workspace.selection import rank
 from edge_hpcr.workspace.workspace import Workspace
 
-CLASS_HELP = "its name, in any case"
+CLASS_HELP = "its name, in upper or lower case"
 
 ClassName = Annotated[str, Argument(metavar="CLASS", help=CLASS_HELP)]
 
@@ -52,7 +52,7 @@ def _print_json(found: object) -> None:
 
 @commands.command()
 def status(workspace: W, as_json: AsJson = False) -> int:
-    """Say what a workspace does, holds and knows.
+    """Show what a workspace is doing, what it holds and how good it is.
 
     The exit code is 1 when something needs attention: a camera that is away, a disk that is nearly full.
     """
@@ -66,7 +66,7 @@ def status(workspace: W, as_json: AsJson = False) -> int:
 
 @commands.command()
 def verify(workspace: W, as_json: AsJson = False) -> int:
-    """Check that a workspace is whole: a line for each problem, with what to do. Nothing is changed."""
+    """Check that a workspace is whole. Prints one line per problem, with what to do; changes nothing."""
     problems = verify_workspace(workspace)
     if as_json:
         _print_json({"whole": not problems, "problems": [problem._asdict() for problem in problems]})
@@ -91,7 +91,7 @@ def backup(
 
 @commands.command()
 def restore(
-    file: Annotated[Path, Argument(metavar="FILE", help="that `backup` has made")],
+    file: Annotated[Path, Argument(metavar="FILE", help="a file made by `backup`")],
     workspace: Annotated[Path, Argument(metavar="W", help="a new or empty folder")],
 ) -> int:
     """Make a workspace from the file of a backup."""
@@ -149,9 +149,9 @@ def device_cells(device: Device, now: float) -> dict[str, str]:
 @commands.command()
 def label(
     workspace: W,
-    samples: Annotated[str, Argument(metavar="SAMPLE[,SAMPLE…]", help="their numbers, like 12,13")],
+    samples: Annotated[str, Argument(metavar="SAMPLE[,SAMPLE…]", help="sample numbers, like 12,13")],
     class_name: ClassName,
-    create: Annotated[bool, Option("--create", help="make the class if there is none of that name")] = False,
+    create: Annotated[bool, Option("--create", help="make the class if it does not exist")] = False,
 ) -> None:
     """Give samples of a workspace a class."""
     try:
@@ -222,7 +222,7 @@ def _classes(context: Context, workspace: W) -> None:
 
 @classes_commands.command("list")
 def list_classes(context: Context, as_json: AsJson = False) -> None:
-    """id, name and number of labels"""
+    """list id, name and number of labels"""
     with _open(context.obj) as workspace:
         rows = workspace.journal.classes()
     if as_json:
@@ -233,10 +233,8 @@ def list_classes(context: Context, as_json: AsJson = False) -> None:
 
 
 @classes_commands.command("add")
-def add_class(
-    context: Context, name: Annotated[str, Argument(metavar="NAME", help="of the new class")]
-) -> None:
-    """a new class"""
+def add_class(context: Context, name: Annotated[str, Argument(metavar="NAME", help="the new class")]) -> None:
+    """add a class"""
     with _open(context.obj) as workspace:
         class_id = workspace.journal.create_class(name)
     print(f"made class {class_id}: {clean_name(name)}")
@@ -248,7 +246,7 @@ def rename(
     class_name: ClassName,
     name: Annotated[str, Argument(metavar="NAME", help="the new name")],
 ) -> None:
-    """change only the name"""
+    """rename a class"""
     with _open(context.obj) as workspace:
         row = _find_class(workspace.journal, class_name)
         workspace.journal.rename_class(row.id, name)
@@ -258,8 +256,8 @@ def rename(
 @classes_commands.command()
 def merge(
     context: Context,
-    source: Annotated[str, Argument(metavar="SOURCE", help=f"the class that ends: {CLASS_HELP}")],
-    into: Annotated[str, Argument(metavar="INTO", help=f"the class that stays: {CLASS_HELP}")],
+    source: Annotated[str, Argument(metavar="SOURCE", help=f"the class to merge: {CLASS_HELP}")],
+    into: Annotated[str, Argument(metavar="INTO", help=f"the class that keeps the labels: {CLASS_HELP}")],
 ) -> None:
     """move every label of one class to another"""
     with _open(context.obj) as workspace:
@@ -270,7 +268,7 @@ def merge(
 
 @classes_commands.command()
 def delete(context: Context, class_name: ClassName) -> None:
-    """end a class, with its labels"""
+    """delete a class and its labels"""
     with _open(context.obj) as workspace:
         row = _find_class(workspace.journal, class_name)
         lost = workspace.journal.delete_class(row.id)
@@ -291,10 +289,10 @@ def _samples(context: Context, workspace: W) -> None:
 @samples_commands.command("list")
 def list_samples(
     context: Context,
-    queue: Annotated[bool, Option("--queue", help="those that wait, the most informative first")] = False,
+    queue: Annotated[bool, Option("--queue", help="only the queue, the most informative first")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """samples that are labelled, queued or dismissed"""
+    """list samples that are labelled, queued or dismissed"""
     with _open(context.obj) as workspace:
         journal = workspace.journal
         names = {row.id: row.name for row in journal.classes()}
@@ -317,7 +315,7 @@ def import_labelled(
     path: Annotated[Path, Argument(metavar="PATH", help="folder or zip")],
     look: Annotated[bool, Option("--look", help="say what would be imported, and change nothing")] = False,
 ) -> int:
-    """label the images of a folder or zip, a folder for each class; what is there already is skipped"""
+    """label the images of a folder or zip, one folder per class; known images are skipped"""
     # What reads streams of images takes a moment to import, and the other commands do not need it.
     from edge_hpcr.workspace.transfer import import_samples, look_at
 
@@ -347,7 +345,7 @@ def export_labelled(
     context: Context,
     path: Annotated[Path, Argument(metavar="PATH", help="a new .zip, outside of the workspace")],
 ) -> None:
-    """write all labelled images, a folder for each class"""
+    """write all labelled images to a zip, one folder per class"""
     from edge_hpcr.workspace.transfer import export_samples
 
     with _open(context.obj) as workspace:

@@ -133,17 +133,19 @@ class Settings(BaseModel):
     unknown_share: Share = _setting(0.05, "share of held-out samples that may be called unknown by mistake")
     held_out_share: float = _setting(
         0.1,
-        "share of the labels kept for measuring, never trained on; more: accuracy is known better",
+        "share of the labels kept for measuring, never trained on; with more, accuracy is known better",
         ge=0,
         le=0.9,
     )
     disk_bytes: Size = _setting(
-        1_000_000_000, "for all images; beyond, old ones are deleted, and what was learned stays", ge=1
+        1_000_000_000,
+        "disk space for all images; beyond it old ones are deleted, and what was learned stays",
+        ge=1,
     )
     gate_per_second: float = _setting(2.0, "frames that may enter the queue per second, on average", ge=0)
     gate_distance: int = _setting(
         6,
-        "frames whose 64-bit hashes differ in at most so many bits count as the same; -1: none do",
+        "frames whose 64-bit hashes differ in at most this many bits count as the same; -1: none do",
         ge=-1,
         le=64,
     )
@@ -164,15 +166,13 @@ class Settings(BaseModel):
         AUTO,
         "how the memory keeps images; auto: as latents if the backbone is pre-trained, else as the method does",
     )
-    publish_steps: Steps = _setting(
-        0, "steps of learning between two publications by itself; 0: not by steps"
-    )
-    publish_seconds: Steps = _setting(0, "seconds between two publications by itself; 0: not by time")
+    publish_steps: Steps = _setting(0, "training steps between two automatic publications; 0: not by steps")
+    publish_seconds: Steps = _setting(0, "seconds between two automatic publications; 0: not by time")
     publish_most_drop: Share = _setting(
         0.02, "held-out accuracy that a model may lose and still be published"
     )
     publish_keep: int = _setting(10, "published versions kept", ge=1, le=1000)
-    publish_int8: bool = _setting(False, "also in 8 bits, if that loses at most one point")
+    publish_int8: bool = _setting(False, "publish in 8 bits too, if that loses at most one point of accuracy")
 
     # Options, and what the app remembers of a person's choices.
     image_size: int = _setting(
@@ -182,9 +182,9 @@ class Settings(BaseModel):
     averaged: bool = _setting(True, "predict and export with averaged weights")
     checkpoint_steps: Positive = _setting(200, "steps between two checkpoints")
     gate_sure: float = _setting(
-        0.95, "confidence from which a prediction is sure; above 1: never", ge=0, le=2
+        0.95, "confidence from which a prediction counts as sure; above 1: never", ge=0, le=2
     )
-    source: str = _setting("", "what the app shows to the learner when it starts; empty: nothing")
+    source: str = _setting("", "the source that the app opens when it starts; empty: none")
     source_labels: Literal["none", "folders"] = _setting(
         "none", "whether that source's folders name the classes"
     )
@@ -260,7 +260,7 @@ Settings in bytes also take sizes like 500KB, 2MB or 1MiB.
 
 ## Options
 
-Only `--set` names these: options of the method and of the gate, and what the app remembers of your choices.
+Only `--set` reaches these: options of method, gate and publishing, and what the app remembers of your choices.
 
 | option | default | allowed | what it is |
 | --- | --- | --- | --- |

@@ -21,7 +21,7 @@ from edge_hpcr.learner.methods.method import Batch, Method
 class Edge(Method):
     name = "edge"
     order = 15
-    source = "ours, after the paper's PCR loss; Muon is of Jordan et al., 2024; no row of the paper's tables"
+    source = "ours, with the paper's PCR loss, and Muon of Jordan et al., 2024; no row of the paper's tables"
     gone: ClassVar = {
         **asdict(hpcr.Config(schedule="constant", alpha=0.0, beta=0.0)),
         **hpcr.HPCR.gone,

@@ -19,7 +19,7 @@ class ERWA(ER):
     name = "er_wa"
     order = 119
     from_description = True
-    source = "Zhao et al., CVPR 2020 (arXiv 1911.07053); a program of others (er_wa) was read; how the tables combine it with ER is remembered"
+    source = "Zhao et al., CVPR 2020 (arXiv 1911.07053); a program of others (er_wa) was read; how the paper combines it with ER is from memory, without a source"
     linear = True
     needs_boundaries = True
     earlier: ClassVar = {"clip": False}

@@ -109,7 +109,7 @@ class PlacesToo(Classifier):
 class Experts(SLDA):
     name = "experts"
     order = 98
-    source = "this repository: SLDA beside LDA of places; no row of the paper's tables"
+    source = "ours: SLDA of the picture, and LDA of its places; no row of the paper's tables"
     uses_memory = True
     KEPT = (*SLDA.KEPT, "scene", "maps", "spread", "share", "weighed_at", "detail")
 

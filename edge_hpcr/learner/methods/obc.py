@@ -23,7 +23,7 @@ class OBC(ER):
     order = 132
     from_description = True
     source = (
-        "Chrysakis and Moens, ICLR 2023, abstract and introduction; the surrogate after a program of others; here the "
+        "Chrysakis and Moens, ICLR 2023, abstract and introduction only; the surrogate loss follows a program of others; here the "
         "classifier follows 10 plain images per step, where that program takes 50 augmented ones"
     )
     earlier: ClassVar = {"surrogate": False}
