@@ -69,7 +69,7 @@ class BenchRuns:
         """Start the requested runs, or continue those that were stopped; returns the names of what was left to do."""
         configs = request.configs()
         self.check_data(request.dataset)
-        with self._lock, disk_errors(f"{self.folder}", "is there room, and a right to write?"):
+        with self._lock, disk_errors(f"{self.folder}", "check free space and permissions"):
             if self._thread.is_alive():
                 raise UserError("a benchmark is under way: wait for its end, or cancel it")
             self.folder.mkdir(exist_ok=True)

@@ -269,7 +269,7 @@ class OneLineParser(argparse.ArgumentParser):
 def new_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m export.runtime",
-        description="Classify frames with a published model, a JSON line per frame; follow new models while running.",
+        description="Classify frames with a published model, one JSON line per frame; follow new models while running.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

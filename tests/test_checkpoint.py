@@ -47,7 +47,7 @@ def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "mum.jpg").write_bytes(b"a face")
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="is not a checkpoint"):
         checkpoint.write(photos, ARRAYS, {})
     assert [path.name for path in tmp_path.rglob("*")] == ["photos", "mum.jpg"]
 

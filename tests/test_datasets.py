@@ -249,7 +249,7 @@ def test_a_download_that_breaks_keeps_what_is_whole_and_the_next_one_stores_it(
 ):
     root = tmp_path / "root"
     site.breaks_after = [10]
-    with pytest.raises(UserError, match="the same command keeps"):
+    with pytest.raises(UserError, match="run the same command"):
         data.obtain("cifar10", CIFAR, root)
     assert not (root / "cifar10").exists()
     unfinished = data.partial_folder(root, "cifar10")

@@ -112,7 +112,7 @@ def test_the_method_of_the_page_is_found_in_its_file_and_learns(
     "name", [each for each in methods.names() if methods.method_class(each).needs_boundaries]
 )
 def test_a_method_that_must_hear_of_tasks_is_refused_in_a_live_workspace(name: str) -> None:
-    with pytest.raises(UserError, match=f"setting method {name}: it must be told where a task ends"):
+    with pytest.raises(UserError, match=f"setting method {name}: it needs to know where a task ends"):
         learner_config(Settings(method=name))
 
 

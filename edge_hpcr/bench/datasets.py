@@ -322,9 +322,7 @@ def download(info: DatasetInfo, folder: Path) -> Path:
             download_and_extract_archive(TINY_ADDRESS, folder, md5=TINY_MD5)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"the download failed: {reason}; the same command keeps whole files and goes on"
-        ) from error
+        raise UserError(f"the download failed: {reason}; run the same command to continue") from error
     finally:
         socket.setdefaulttimeout(before)
     return folder

@@ -137,7 +137,7 @@ def _fetch(name: str, published: Published, path: Path, unfinished: Path) -> Non
 def _keep(state: Tensors, path: Path) -> None:
     from safetensors.torch import save
 
-    with disk_errors(f"{path} cannot be written", "is there room, and a right to write?"):
+    with disk_errors(f"{path} cannot be written", "check free space and permissions"):
         write_atomically(path, save(state))
 
 

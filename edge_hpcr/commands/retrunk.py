@@ -96,7 +96,7 @@ def _learn_again(workspace: Workspace) -> int:
     for problem in live.problems:
         say(problem)
     if live.failed:
-        raise Failed("the labels could not be learned again: the same command goes on")
+        raise Failed("the labels could not be learned again; run the same command to continue")
     for folder in _aside(workspace.layout):
         checkpoint.remove(folder)
     lost = sum(row.class_id is not None for row in journal.all_samples(has_image=False))

@@ -82,7 +82,7 @@ def verify(workspace: W, as_json: AsJson = False) -> int:
 def backup(
     workspace: W, file: Annotated[Path, Argument(metavar="FILE", help="a new .zip, outside of the workspace")]
 ) -> int:
-    """Copy a workspace to one file, also while it learns. Settings may hold a camera's password: keep the file safe."""
+    """Copy a workspace to one file, even while it learns. Settings may hold a camera's password: keep the file safe."""
     from edge_hpcr.workspace.backup import back_up
 
     held = back_up(workspace, file, _progress("copied"))
@@ -186,7 +186,7 @@ def _find_class(
     for row in journal.classes():
         if folded(row.name) == key:
             return row
-    raise UserError(f"unknown class {text!r}: `classes W list` has those that there are; {otherwise}")
+    raise UserError(f"unknown class {text!r}: `classes W list` lists them; {otherwise}")
 
 
 @commands.command()
@@ -197,7 +197,7 @@ def undo(workspace: W) -> None:
 
 @commands.command()
 def redo(workspace: W) -> None:
-    """Do again what was undone last."""
+    """Redo what was undone last."""
     _move(workspace, "done again")
 
 
@@ -273,7 +273,7 @@ def delete(context: Context, class_name: ClassName) -> None:
         row = _find_class(workspace.journal, class_name)
         lost = workspace.journal.delete_class(row.id)
     print(
-        f"deleted {row.name} (class {row.id}) with {many(lost, 'label')}; `undo` brings back what has its image"
+        f"deleted {row.name} (class {row.id}) with {many(lost, 'label')}; `undo` restores those whose image is kept"
     )
 
 
@@ -332,7 +332,7 @@ def import_labelled(
         try:
             result = import_samples(workspace, path, _progress("imported"))
         except KeyboardInterrupt:
-            print("\nstopped; what was imported is kept, the same command goes on", file=sys.stderr)
+            print("\nstopped; what was imported is kept; run the same command to continue", file=sys.stderr)
             return 1
     print(result)
     if result.samples:

@@ -51,7 +51,7 @@ def write(folder: Path, arrays: dict[str, dict[str, np.ndarray]], facts: dict[st
     folder = Path(folder)
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not (folder / INDEX).is_file() and not is_empty:
-        raise UserError(f"{folder} holds something else than a checkpoint: choose another name")
+        raise UserError(f"{folder} is not a checkpoint: choose another name")
 
     # As they will be read: JSON's names are text, and text sorts 10 before 2, which the hash would tell apart.
     facts = json.loads(json.dumps(facts, allow_nan=False))
@@ -96,7 +96,7 @@ def _put(folder: Path, fill: Callable[[Path], None]) -> None:
         _swap_in(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = f"{reason_of(error)}; is there room, and a right to write?"
+        reason = f"{reason_of(error)}; check free space and permissions"
         raise CannotWrite(f"cannot write the checkpoint {folder}: {reason}") from error
 
 

@@ -194,9 +194,7 @@ def verdict(
     """
     if len(classes) < 2:
         advice = (
-            "Now show something else, and name that too."
-            if classes
-            else "Show something, and give it a name."
+            "Now show something else, and name it too." if classes else "Show something, and give it a name."
         )
         return Verdict("empty", "", advice, advice)
     rows, names = health(classes, answers), {row.id: row.name for row in classes}

@@ -69,7 +69,7 @@ def learner_config(settings: Settings) -> LearnerConfig:
         method = kind.suited_method if kind.has_trunk else EDGE
     if methods.method_class(method).needs_boundaries:
         raise UserError(
-            f"setting method {method}: it must be told where a task ends, and in a live workspace nobody knows: choose one "
+            f"setting method {method}: it needs to know where a task ends, which a live workspace does not: choose one "
             f"of {', '.join(methods.live_names())}"
         )
     suited = LearnerConfig.recommended(settings.backbone, method=method)
@@ -219,7 +219,7 @@ class LiveLearner:
             self._use(learner, {})
         elif not same:
             raise UserError(
-                f"workspace {self.workspace.path} has learned {_identity(made)}, which stays so, and its settings say "
+                f"workspace {self.workspace.path} has learned {_identity(made)}, which is fixed now, but its settings say "
                 f"{_identity(wanted)}: set them back, or export the labelled images and import them into a new workspace"
             )
         learner = self.learner

@@ -81,7 +81,7 @@ def back_up(path: Path, target: Path, progress: Progress | None = None) -> Conte
     layout.check_exists()
     target = Path(os.path.realpath(target))
     refuse_inside(layout.path, target)
-    cannot = disk_errors(f"cannot write the backup {target}", "is there room, and a right to write?")
+    cannot = disk_errors(f"cannot write the backup {target}", "check free space and permissions")
     with (
         cannot,
         writing_zip(target) as bundle,
@@ -178,7 +178,7 @@ def restore(source: Path, path: Path, progress: Progress | None = None) -> Conte
     """Unpack a backup into a new or empty folder; every file's checksum is compared before the folder is there."""
     path = Path(os.path.realpath(path))
     with disk_errors(
-        f"cannot restore {source} to {path}", "is it there, is there room, and a right to write?"
+        f"cannot restore {source} to {path}", "check that it exists, free space and permissions"
     ):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} exists already: name a new or empty folder")

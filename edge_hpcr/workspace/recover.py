@@ -136,7 +136,7 @@ def put_in_order(layout: Layout, journal: Journal, another: bool) -> list[str]:
     With `another` journal than before, images that it names may have been dropped since: it forgets those.
     """
     moved, report, files = list[Path](), list[str](), SampleFiles(layout.images)
-    with disk_errors(f"cannot put {layout.path} in order", "is there room, and a right to write?"):
+    with disk_errors(f"cannot put {layout.path} in order", "check free space and permissions"):
         for folder in layout.checkpoint_folders():
             if why := why_foreign(folder, journal):
                 moved.append(folder)

@@ -31,7 +31,7 @@ class SampleFiles:
     def write(self, images: Sequence[tuple[int, np.ndarray]]) -> list[SampleRow]:
         """Keep RGB images under their samples' ids; they are on disk when this returns. If one fails, none is left."""
         written: list[SampleRow] = []
-        with disk_errors(f"cannot keep an image in {self.folder}", "is there room, and a right to write?"):
+        with disk_errors(f"cannot keep an image in {self.folder}", "check free space and permissions"):
             try:
                 for sample_id, image in images:
                     written.append(self._write_file(sample_id, image))

@@ -244,7 +244,7 @@ class Settings(BaseModel):
 
     def save(self, path: Path) -> None:
         text = json.dumps({"format": SETTINGS.current, "version": __version__, **self.model_dump()}, indent=1)
-        with disk_errors(f"settings {path} cannot be written", "is there room, and a right to write?"):
+        with disk_errors(f"settings {path} cannot be written", "check free space and permissions"):
             write_atomically(path, text + "\n")
 
 
@@ -315,7 +315,7 @@ class Regions:
     def _write(self, known: dict[str, Region], last: str) -> None:
         listed = {name: region.to_list() for name, region in known.items()}
         facts = {"format": REGIONS.current, "version": __version__, "last": last, "regions": listed}
-        with disk_errors(f"regions {self._path} cannot be written", "is there room, and a right to write?"):
+        with disk_errors(f"regions {self._path} cannot be written", "check free space and permissions"):
             write_atomically(self._path, json.dumps(facts, indent=1) + "\n")
         self._known, self._last = known, last
 

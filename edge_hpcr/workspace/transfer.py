@@ -51,7 +51,7 @@ class Exported:
     missing: int  # labelled, but the image is no longer there, or damaged
 
     def __str__(self) -> str:
-        missing = f"; {many(self.missing, 'label')} had no image any more" if self.missing else ""
+        missing = f"; {many(self.missing, 'label')} no longer had an image" if self.missing else ""
         return f"{many(self.samples, 'sample')} of {many(self.classes, 'class')} exported{missing}"
 
 
@@ -91,7 +91,7 @@ def export_samples(workspace: Workspace, target: Path, progress: Progress | None
         raise UserError(f"nothing to export: no sample of {workspace.path} has a label")
     folders = {each.id: folder_of(each.name) for each in classes}
     missing = 0
-    cannot = disk_errors(f"cannot write the export {target}", "is there room, and a right to write?")
+    cannot = disk_errors(f"cannot write the export {target}", "check free space and permissions")
     with cannot, writing_zip(target) as bundle:
         for done, row in enumerate(rows, 1):
             try:
@@ -193,7 +193,7 @@ def open_zip(source: Path, name: Path | None = None) -> zipfile.ZipFile:
         bundle = zipfile.ZipFile(source)
     except ZIP_DAMAGE as error:
         raise UserError(
-            f"{name or source} is damaged, no whole zip ({error}): copy or make it again"
+            f"{name or source} is damaged or not a zip ({error}): copy or make it again"
         ) from error
     # Python unpacks the other methods without a limit, so that a small file could fill the memory.
     if any(

@@ -176,7 +176,7 @@ def _check_place(layout: Layout, create: bool) -> None:
         if not create:
             layout.check_exists()
         if path.exists() and (strange := layout.foreign_files()):
-            other = f"{path} holds something else than a workspace ({strange[0]})"
+            other = f"{path} is not a workspace: it holds {strange[0]}"
             raise UserError(f"{other}: name an empty or a new folder")
         path.mkdir(parents=True, exist_ok=True)
         with suppress(PermissionError):  # an empty folder of somebody else's

@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         host, origin = self.headers.get("Host") or "", self.headers.get("Origin")
         named = re.sub(r":\d+$", "", host) in ("127.0.0.1", "localhost", "[::1]")
         if (self.server.is_local and not named) or (origin and origin.partition("://")[2] != host):
-            self._send_json(HTTPStatus.FORBIDDEN, {"error": "another site's page may not ask"})
+            self._send_json(HTTPStatus.FORBIDDEN, {"error": "requests from other sites are refused"})
         elif self.path == "/healthz":
             self._healthz()
         elif not self._has_token():
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/frame.jpg" and (newest := self.server.newest) is not None:
             self._send(HTTPStatus.OK, "image/jpeg", encoded(newest))
         else:
-            there = "there is /healthz, and /frame.jpg once there was a frame"
+            there = "ask for /healthz, or after the first frame for /frame.jpg"
             self._send_json(HTTPStatus.NOT_FOUND, {"error": there})
 
     def _has_token(self) -> bool:

@@ -93,7 +93,7 @@ def model_card(snapshot: Snapshot, facts: dict[str, Any]) -> str:
     return f"""# Model, version {facts["version"]}
 
 An image classifier of {count:,} classes, published on {facts["created"].replace("T", " ")} by Edge HPCR {__version__}, after \
-step {snapshot.step:,} of a learner that goes on learning ({snapshot.backbone}, {snapshot.method}).
+step {snapshot.step:,} of a learner that keeps learning ({snapshot.backbone}, {snapshot.method}).
 
 Accuracy: {held_out(facts)}. {MEASURED} They are of the same people and the same source as the others: pictures from elsewhere \
 may be recognised less often.

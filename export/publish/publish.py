@@ -123,7 +123,7 @@ def why_waiting(exports: Path) -> str | None:
     source = rolled_back(exports)
     if source is None:
         return None
-    return f"rolled back from version {source}: roll forward or publish by hand to go on"
+    return f"rolled back from version {source}: roll forward or publish by hand to continue"
 
 
 def unchanged(exports: Path, snapshot: Snapshot) -> int | None:

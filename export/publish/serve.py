@@ -182,7 +182,7 @@ class ModelServer(uvicorn.Server):
         try:
             report = Report.parse(data)
             if report.device != device:
-                raise UserError(f"device: the report is of another one than {device}")
+                raise UserError(f"device: the report is from another device than {device}")
         except UserError as error:
             raise HTTPException(400, str(error)) from None
         try:

@@ -222,7 +222,7 @@ def changing(exports: Path) -> Iterator[None]:
                 _tidy(exports)
     except OSError as error:
         raise UserError(
-            f"cannot change {exports}: {error.strerror or error}; is there room, and a right to write?"
+            f"cannot change {exports}: {error.strerror or error}; check free space and permissions"
         ) from error
 
 
