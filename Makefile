@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: install weights ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (its workspace: ./workspace)
+run: install weights ## set up, then start the app on http://127.0.0.1:7860 and print the link to open (the last workspace, or ./workspace)
 	$(BIN)/python -m app
 
 # So many at a time, a file each, in the order of tests/conftest.py.
@@ -54,11 +54,11 @@ docs: install ## write the pages that are made from the code
 	$(BIN)/python -m edge_hpcr.workspace.settings > docs/settings.md
 	$(BIN)/python -m edge_hpcr report results/runs results/analyses --out docs --table results/runs.csv > /dev/null
 
-screenshots: install-dev browser ## make the photographs that the docs show anew, and the film docs/teach.webp
+screenshots: install-dev browser ## make the screenshots of the docs again, and the film docs/teach.webp
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py
 	PYTHONPATH=. $(BIN)/python tests/screenshots.py --film docs/teach.webp
 
-weights: $(WEIGHTS) ## the pre-trained network that new workspaces build on; where no source has it, they build on another
+weights: $(WEIGHTS) ## the pre-trained network that new workspaces build on; without it they build on EfficientNet-Lite0
 
 $(WEIGHTS): $(INSTALLED)
 	@$(BIN)/python -m edge_hpcr weights get tiny_vit_5m && touch $@ || echo "It goes on without: see the line above."

@@ -109,7 +109,7 @@ class Backbone(nn.Module, ABC):
         if not all(self.smallest_side <= side <= self.largest_side for side in (config.height, config.width)):
             raise UserError(
                 f"images of {config.height}x{config.width} pixels: the backbone {self.name} takes {self.smallest_side} "
-                f"to {self.largest_side} pixels a side; resize them first"
+                f"to {self.largest_side} pixels per side; resize them first"
             )
 
     @abstractmethod
