@@ -319,6 +319,7 @@ def answer_state(answer: Answer) -> dict[str, Any]:
     return {
         "top": [[class_id, round(confidence, 4)] for class_id, confidence in answer.top],
         "unknown": answer.unknown,
+        "similarity": round(answer.similarity, 3),
         "calibrated": answer.calibrated,
     }
 
