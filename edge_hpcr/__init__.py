@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edge_hpcr.learner.memory import MemoryConfig as MemoryConfig
     from edge_hpcr.workspace.workspace import Workspace as Workspace
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Learner", "LearnerConfig", "MemoryConfig", "Workspace", "__version__"]
 
 _PLACES = {
