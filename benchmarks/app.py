@@ -23,7 +23,7 @@ PRESS = """async ([key, name]) => {
   const message = document.getElementById("message");
   message.textContent = "";
   const pressed = performance.now();
-  document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  for (const type of ["keydown", "keyup"]) document.dispatchEvent(new KeyboardEvent(type, {key, bubbles: true}));
   while (!message.textContent.startsWith("✓ " + name) && performance.now() - pressed < 20000) await new Promise(requestAnimationFrame);
   const saved = performance.now() - pressed;
   const lesson = document.getElementById("lesson");
@@ -94,8 +94,11 @@ def measure_use(folder: Path) -> Facts:
 
 
 def teach(page: Page, name: str) -> None:
+    """By another picture than the one before, which would only get another name."""
     page.keyboard.press("n")
     page.locator("#new-class-name").fill(name)
     page.keyboard.press("Enter")
     expect(page.locator("#message")).to_contain_text(f"{name} saved")
     expect(page.locator("#new-class")).to_be_hidden()
+    shown = page.locator("#frame").get_attribute("data-number")
+    expect(page.locator("#frame")).not_to_have_attribute("data-number", shown or "")

@@ -209,6 +209,15 @@ def test_a_label_that_is_undone_was_never_there_but_for_the_scene(learner: Learn
     np.testing.assert_allclose(learner.predict(asked).scores, before, atol=1e-3)
 
 
+def test_a_class_without_samples_has_a_score_that_is_a_number(learner: Learner) -> None:
+    """For a moment a correction leaves none, and a page that is told NaN shows nothing any more."""
+    pictures = things(1, scene(0))
+    learner.observe(pictures, [7])
+    assert learner.unlearn(pictures, [7])
+    found = learner.predict(pictures)
+    assert np.isfinite(found.scores).all() and np.isfinite(found.similarity).all()
+
+
 def test_a_restored_learner_answers_and_learns_on_bit_for_bit(learner: Learner, tmp_path: Path) -> None:
     taught(learner, 24, [0])
     learner.save(tmp_path / "saved")

@@ -211,6 +211,8 @@ class Experts(SLDA):
     def _even_lengths(self, picture: Classifier) -> None:
         """While labels are few, draw the means of classes to one distance from their middle: how far each is was chance."""
         seen, counts = self.counts > 0, self.counts.float()
+        if not seen.any():  # a correction has taken the only sample out, and its new class comes next
+            return
         means = self.sums / counts.clamp_min(1)[:, None]
         middle = means[seen].mean(0)
         away = means - middle
