@@ -72,7 +72,7 @@ def measure_use(folder: Path) -> Facts:
         app.act("source", source="workbench:1")
         page = browser.new_page()
         page.goto(app.link)
-        expect(page.locator("#frame")).to_be_visible(timeout=60_000)
+        expect(page.locator("#screen[data-shown]")).to_be_visible(timeout=60_000)
         for name in names:
             teach(page, name)
         for number in range(PRESSES):
