@@ -95,6 +95,7 @@ def test_a_thing_is_where_places_differ_from_the_scene(learner: Learner) -> None
     latent = learner.encode(scene(0)[None])
     assert method.where(latent) is None, "nothing has been seen"
     method.keep(learner.view, latent)
+    assert method.where(latent) is None, "nothing else has been seen"
     latent[0, 0, size:].reshape(9, 320)[[1, 2]] *= -1  # at the top, in the middle and on the right
     assert method.where(latent) == pytest.approx((2 / 3, 1 / 6, 4 / 6), abs=0.01)
 

@@ -45,6 +45,7 @@ FOLDS = 4
 DETAILS = (1.0, 3.0)
 NEARLY = 0.03  # nats per sample
 SHARPNESS = np.geomspace(0.3, 100, 16)  # of scores as a softmax takes them: the best counts
+LEAST_APART = 0.1  # from the scene: below it no place shows a thing
 EXTENT = 4.0  # sides of the square that shows a thing, in standard deviations of its places
 GROWN = 1.25  # times as many samples in memory: then the evidence is looked at again
 
@@ -316,6 +317,8 @@ class Experts(SLDA):
         apart = 1 - F.cosine_similarity(
             torch.from_numpy(seen.flatten()[-scene.numel() :]).view_as(scene), scene
         )
+        if apart.max() < LEAST_APART:  # it is all that was ever seen
+            return None
         weight = F.normalize((apart - apart.median()).clamp(min=0) ** 2, p=1, dim=0)
         steps = (torch.arange(math.isqrt(len(scene))) + 0.5) / math.isqrt(len(scene))
         places = torch.cartesian_prod(steps, steps)
