@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 from browser_parts import PATIENCE, chromium, running, show_picture
-from journeys.parts import next_frame, open_choices, open_page, use_camera, wait_for
+from journeys.parts import next_frame, open_choices, open_page, tap, use_camera, wait_for
 from playwright.sync_api import expect
 
 from edge_hpcr.stream.workbench import STAY, Film
@@ -178,6 +178,11 @@ def test_a_held_card_records_its_class_and_a_stopped_camera_is_started_from_its_
     wait_for(lambda: app.labels()[PARTS[2]] > before + 2, "the burst")
     page.keyboard.press("u")
     wait_for(lambda: app.labels()[PARTS[2]] == before, "all of it taken back at once")
+
+    page.route("**/edge/picture*", lambda route: route.fulfill(status=400, json={"error": "no room"}))
+    tap(page, "1")
+    expect(page.locator("#message")).to_contain_text("no room")
+    page.unroute("**/edge/picture*")
 
     refuse = "() => Promise.reject(new DOMException('', 'NotAllowedError'))"
     page.evaluate(

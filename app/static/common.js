@@ -92,7 +92,7 @@ let before = Promise.resolve();
 /** Perform an action, or what a promise will give, after those before it; resolves to the answer, or rejects with a sentence. */
 export function act(action) {
   Promise.resolve(action).catch(() => {}); // said by the answer
-  const done = before.then(async () => send(await action));
+  const done = before.then(() => send(action));
   before = done.catch(() => {});
   return done;
 }
@@ -114,7 +114,7 @@ export async function look() {
 
 async function send(action) {
   try {
-    return await ask(`/edge/act?${since()}`, JSON.stringify(action));
+    return await ask(`/edge/act?${since()}`, JSON.stringify(await action));
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
     throw new Error("the program does not answer: is it still running? Look whether this was saved once it does.");

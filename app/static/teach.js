@@ -306,8 +306,9 @@ export class Teach {
     if (!this.burst) return;
     const { classId, frames } = this.burst;
     this.dropBurst();
-    // Those that got through: the camera may have gone in the middle.
-    this.label(classId, Promise.allSettled(frames.values()).then((all) => all.flatMap((each) => each.value ?? [])));
+    // Those that got through: the camera may have gone in the middle. If none did, the first says why.
+    const arrived = Promise.allSettled(frames.values()).then((all) => all.flatMap((each) => each.value ?? []));
+    this.label(classId, arrived.then((numbers) => (numbers.length ? numbers : [...frames.values()][0])));
   }
 
   // A picture of the person's ------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from edge_hpcr.learner.learner import Learner
 from edge_hpcr.learner.memory import MemoryConfig
 
 FOLDS = 4
-FOLDS_OF_CLOSED_FORMS = (
-    10  # their copies cost no rehearsal, and are nearer to the learner the more they learn
-)
+# Whose copies need no rehearsal: the more they learn, the nearer they are to the learner.
+FOLDS_OF_CLOSED_FORMS = 10
 MOST_STEPS = 200  # of rehearsal in each fold
 MOST_SAMPLES = 400
 

@@ -30,10 +30,8 @@ ARCHITECTURE = "tiny_vit_5m_224"
 WEIGHTS = "tiny_vit_5m"  # as `weights get` names them
 SIZE = 320  # numbers of the pooled features, and of a place of the last map
 LAYOUT = 4 * 160  # numbers of the third stage's map as means over quarters of the picture
-GRID_LAYOUT, DRAWN_TOGETHER = (
-    540,
-    8,
-)  # of both last maps as means over ninths: so many signed sums of so many numbers
+# Of both last maps as means over ninths: so many signed sums of so many numbers.
+GRID_LAYOUT, DRAWN_TOGETHER = 540, 8
 SEED = 0  # of which numbers and signs those are
 STRIDE = 32  # pixels from one place to the next
 # Its length beside the pooled features': chosen on CIFAR100's training pictures and on drawn hands.
